@@ -18,7 +18,7 @@
 mod given;
 mod run;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ensure};
 use crate::fit::Cluster;
 use crate::model::{Model, Source};
 use crate::place::{self, Effort};
@@ -26,13 +26,13 @@ use crate::plan::{self, Plan};
 use crate::session::Options;
 use crate::settings;
 use crate::target::Target;
-use given::{Fail, List, Out, Text, close, done, handle, made, text, told};
+use crate::train::Training;
+use given::{List, Text, doors, handle, text};
 use run::{plimsoll_named, tensors};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::ffi::{CString, c_char, c_int};
 use std::path::Path;
-use std::ptr;
 
 // ---- The library
 
@@ -93,15 +93,16 @@ pub extern "C" fn plimsoll_abi_version() -> u32 {
     PLIMSOLL_ABI_VERSION
 }
 
-/// Refuses a program that was compiled for another version of the interface: plimsoll_init(PLIMSOLL_ABI_VERSION, &error). Nothing else needs it.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_init(abi_version: u32, error: Fail) -> c_int {
-    done(error, || match abi_version {
-        PLIMSOLL_ABI_VERSION => Ok(()),
-        other => Err(Error::usage(format!(
-            "the program was compiled for version {other} of plimsoll's interface, and this library has {PLIMSOLL_ABI_VERSION}"
-        ))),
-    })
+doors! {
+    /// Refuses a program that was compiled for another version of the interface: plimsoll_init(PLIMSOLL_ABI_VERSION, &error). Nothing else needs it.
+    fn plimsoll_init(abi_version: u32) {
+        ensure(abi_version == PLIMSOLL_ABI_VERSION, || {
+            let (given, own) = (abi_version, PLIMSOLL_ABI_VERSION);
+            Error::usage(format!(
+                "the program was compiled for version {given} of plimsoll's interface, and this library has {own}"
+            ))
+        })
+    }
 }
 
 /// Frees a text that is the caller's.
@@ -134,34 +135,21 @@ impl plimsoll_error {
     }
 }
 
-/// The code that the function returned; PLIMSOLL_OK of NULL.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_error_code(error: Option<&plimsoll_error>) -> c_int {
-    error.map_or(PLIMSOLL_OK, |error| error.code)
-}
+doors! {
+    /// The code that the function returned; PLIMSOLL_OK of NULL.
+    fn plimsoll_error_code(error: &plimsoll_error) -> c_int { error.code }
 
-/// The exit code of a program that ends with it, as the command's: 1 bad input or usage, 2 does not fit, 3 results differ, 4 no such device.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_error_exit_code(error: Option<&plimsoll_error>) -> c_int {
-    error.map_or(0, |error| error.exit_code)
-}
+    /// The exit code of a program that ends with it, as the command's: 1 bad input or usage, 2 does not fit, 3 results differ, 4 no such device.
+    fn plimsoll_error_exit_code(error: &plimsoll_error) -> c_int { error.exit_code }
 
-/// What went wrong, where, and what was expected: the words of the command.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_error_text(error: Option<&plimsoll_error>) -> *const c_char {
-    error.map_or(ptr::null(), |error| error.text.as_ptr())
-}
+    /// What went wrong, where, and what was expected: the words of the command.
+    fn plimsoll_error_text(error: &plimsoll_error) -> *const c_char { error.text.as_ptr() }
 
-/// Its facts as an object of JSON: those that the code names, and path, the file that it is about, or null.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_error_fields(error: Option<&plimsoll_error>) -> *const c_char {
-    error.map_or(ptr::null(), |error| error.fields.as_ptr())
-}
+    /// Its facts as an object of JSON: those that the code names, and path, the file that it is about, or null.
+    fn plimsoll_error_fields(error: &plimsoll_error) -> *const c_char { error.fields.as_ptr() }
 
-/// Frees an error.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_error_free(error: Option<Box<plimsoll_error>>) {
-    close(error);
+    /// Frees an error.
+    fn plimsoll_error_free(error: Box<plimsoll_error>);
 }
 
 // ---- Models
@@ -187,196 +175,115 @@ fn target(name: &Text) -> Result<Target> {
     Target::named(name.or("the target", "cpu")?)
 }
 
-/// Reads a model's file, .onnx or .onnxtxt. Weights stay in the file until a session is opened.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_open(
-    path: Text,
-    options: Text,
-    model: Out<*mut plimsoll_model>,
-    error: Fail,
-) -> c_int {
-    made(model, error, || {
+/// The method of a training of so many steps.
+fn method(json: &Text, steps: u64) -> Result<Training> {
+    settings::training(json.text("the method")?, steps)
+}
+
+doors! {
+    /// Reads a model's file, .onnx or .onnxtxt. Weights stay in the file until a session is opened.
+    fn plimsoll_model_open(path: Text, options: Text) -> model: plimsoll_model {
         let options = self::options(&options)?;
         Ok(plimsoll_model::new(Model::from_path(path.text("the path")?, &options)?))
-    })
-}
+    }
 
-/// Reads the bytes of a model's file, which are copied. Data that it refers to lie in the current folder.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_open_bytes(
-    data: List<u8>,
-    bytes: usize,
-    options: Text,
-    model: Out<*mut plimsoll_model>,
-    error: Fail,
-) -> c_int {
-    made(model, error, || {
+    /// Reads the bytes of a model's file, which are copied. Data that it refers to lie in the current folder.
+    fn plimsoll_model_open_bytes(data: List<u8>, bytes: usize, options: Text) -> model: plimsoll_model {
         let options = self::options(&options)?;
         Ok(plimsoll_model::new(Model::from_bytes(data.of(bytes, "the data")?.to_vec(), &options)?))
-    })
-}
+    }
 
-/// Closes a model.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_close(model: Option<Box<plimsoll_model>>) {
-    close(model);
-}
+    /// Closes a model.
+    fn plimsoll_model_close(model: Box<plimsoll_model>);
 
-/// The graph's name.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_name(model: Option<&plimsoll_model>) -> *const c_char {
-    model.map_or(ptr::null(), |model| model.name.as_ptr())
-}
+    /// The graph's name.
+    fn plimsoll_model_name(model: &plimsoll_model) -> *const c_char { model.name.as_ptr() }
 
-/// The named dims, with the extents that they are planned for, and those that no option binds, which are 1:
-/// {"dims": {"batch": "8"}, "assumed": []}.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_dims(model: Option<&plimsoll_model>, json: Out<*mut c_char>, error: Fail) -> c_int {
-    told(json, error, || {
-        let model = &handle(model, "a model")?.model;
+    /// The named dims, with the extents that they are planned for, and those that no option binds, which are 1:
+    /// {"dims": {"batch": "8"}, "assumed": []}.
+    fn plimsoll_model_dims(model: &plimsoll_model) -> json: String {
+        let model = &model.model;
         let dims: Map<String, Value> =
             model.dims().iter().map(|(name, extent)| (name.clone(), extent.to_string().into())).collect();
         Ok(json!({"dims": dims, "assumed": model.assumed()}).to_string())
-    })
-}
+    }
 
-/// Plans the model for a target, with no device and no weights: cpu, cuda, wgpu, wgpu-desktop, or a file as `plimsoll devices` writes it. If
-/// the target is NULL, it opens the device of the options and plans as plimsoll_session_open does. PLIMSOLL_FIT when it does not fit the
-/// options' limit.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_plan(
-    model: Option<&plimsoll_model>,
-    target: Text,
-    plan: Out<*mut plimsoll_plan>,
-    error: Fail,
-) -> c_int {
-    made(plan, error, || {
-        let model = &handle(model, "a model")?.model;
+    /// Plans the model for a target, with no device and no weights: cpu, cuda, wgpu, wgpu-desktop, or a file as `plimsoll devices` writes it. If
+    /// the target is NULL, it opens the device of the options and plans as plimsoll_session_open does. PLIMSOLL_FIT when it does not fit the
+    /// options' limit.
+    fn plimsoll_model_plan(model: &plimsoll_model, target: Text) -> plan: plimsoll_plan {
+        let model = &model.model;
         let plan = match target.optional("the target")? {
             Some(target) => model.plan(&Target::named(target)?)?,
             None => model.plan_here()?,
         };
         Ok(plimsoll_plan { plan, source: model.source() })
-    })
-}
+    }
 
-/// What is live at the peak of a plan for a target (NULL: cpu), and what would make it smaller by how much, as JSON.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_advise(
-    model: Option<&plimsoll_model>,
-    target: Text,
-    json: Out<*mut c_char>,
-    error: Fail,
-) -> c_int {
-    told(json, error, || {
-        let advice = handle(model, "a model")?.model.advise(&self::target(&target)?)?;
-        Ok(json!(advice).to_string())
-    })
-}
+    /// What is live at the peak of a plan for a target (NULL: cpu), and what would make it smaller by how much, as JSON.
+    fn plimsoll_model_advise(model: &plimsoll_model, target: Text) -> json: String {
+        Ok(json!(model.model.advise(&self::target(&target)?)?).to_string())
+    }
 
-/// The largest extent of a dim with which the plan for a target (NULL: cpu) fits the options' memory_limit, as JSON: dim, fits, next, plans.
-/// If the dim is NULL, it is the one that no option binds, or the one that leads the inputs.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_max_batch(
-    model: Option<&plimsoll_model>,
-    target: Text,
-    dim: Text,
-    json: Out<*mut c_char>,
-    error: Fail,
-) -> c_int {
-    told(json, error, || {
-        let model = &handle(model, "a model")?.model;
-        let found = model.max_batch(&self::target(&target)?, dim.optional("the dim")?)?;
+    /// The largest extent of a dim with which the plan for a target (NULL: cpu) fits the options' memory_limit, as JSON: dim, fits, next, plans.
+    /// If the dim is NULL, it is the one that no option binds, or the one that leads the inputs.
+    fn plimsoll_model_max_batch(model: &plimsoll_model, target: Text, dim: Text) -> json: String {
+        let found = model.model.max_batch(&self::target(&target)?, dim.optional("the dim")?)?;
         Ok(json!(found).to_string())
-    })
-}
+    }
 
-/// The fewest cards of the options' memory_limit on which it fits, from `least` to `most` of them, and the best meshes, as JSON. The links
-/// between cards are {"gb_per_second": 50, "latency_us": 20}; NULL: those of NVLink.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_fit(
-    model: Option<&plimsoll_model>,
-    target: Text,
-    least: usize,
-    most: usize,
-    links: Text,
-    json: Out<*mut c_char>,
-    error: Fail,
-) -> c_int {
-    told(json, error, || {
-        let model = &handle(model, "a model")?.model;
+    /// The fewest cards of the options' memory_limit on which it fits, from `least` to `most` of them, and the best meshes, as JSON. The links
+    /// between cards are {"gb_per_second": 50, "latency_us": 20}; NULL: those of NVLink.
+    fn plimsoll_model_fit(
+        model: &plimsoll_model,
+        target: Text,
+        least: usize,
+        most: usize,
+        links: Text,
+    ) -> json: String {
         let links = links.optional("the links")?.map_or(Ok(Cluster::default()), Cluster::parse)?;
-        let found = model.fit(&Target::named(target.or("the target", "cuda")?)?, least..=most, links)?;
+        let found = model.model.fit(&Target::named(target.or("the target", "cuda")?)?, least..=most, links)?;
         Ok(json!(found).to_string())
-    })
-}
+    }
 
-/// Runs the model as others do, buffer by buffer with and without a pool, and as it is planned, on the options' device. Inputs that are not
-/// given are random. So many runs are timed. The bytes, times and differences of each way are JSON.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_compare(
-    model: Option<&plimsoll_model>,
-    inputs: List<plimsoll_named>,
-    count: usize,
-    runs: usize,
-    json: Out<*mut c_char>,
-    error: Fail,
-) -> c_int {
-    told(json, error, || {
-        let model = &handle(model, "a model")?.model;
-        let compared = model.compare(&tensors(inputs.of(count, "the inputs")?)?, runs)?;
-        Ok(json!(compared).to_string())
-    })
-}
+    /// Runs the model as others do, buffer by buffer with and without a pool, and as it is planned, on the options' device. Inputs that are not
+    /// given are random. So many runs are timed. The bytes, times and differences of each way are JSON.
+    fn plimsoll_model_compare(
+        model: &plimsoll_model,
+        inputs: List<plimsoll_named>,
+        count: usize,
+        runs: usize,
+    ) -> json: String {
+        Ok(json!(model.model.compare(&tensors(inputs.of(count, "the inputs")?)?, runs)?).to_string())
+    }
 
-/// Plans the training of a model on batches of so many rows, by a method: see plimsoll_trainer_open.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_plan_training(
-    model: Option<&plimsoll_model>,
-    target: Text,
-    batch: usize,
-    method: Text,
-    plan: Out<*mut plimsoll_plan>,
-    error: Fail,
-) -> c_int {
-    made(plan, error, || {
-        let model = &handle(model, "a model")?.model;
-        let method = settings::training(method.text("the method")?, 1)?;
-        Ok(plimsoll_plan { plan: model.plan_training(&self::target(&target)?, batch, &method)?, source: None })
-    })
-}
+    /// Plans the training of a model on batches of so many rows, by a method: see plimsoll_trainer_open.
+    fn plimsoll_model_plan_training(
+        model: &plimsoll_model,
+        target: Text,
+        batch: usize,
+        method: Text,
+    ) -> plan: plimsoll_plan {
+        let method = self::method(&method, 1)?;
+        Ok(plimsoll_plan::new(model.model.plan_training(&self::target(&target)?, batch, &method)?))
+    }
 
-/// What would make a training smaller, as plimsoll_model_advise tells of a run.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_advise_training(
-    model: Option<&plimsoll_model>,
-    target: Text,
-    batch: usize,
-    method: Text,
-    json: Out<*mut c_char>,
-    error: Fail,
-) -> c_int {
-    told(json, error, || {
-        let model = &handle(model, "a model")?.model;
-        let method = settings::training(method.text("the method")?, 1)?;
-        Ok(json!(model.advise_training(&self::target(&target)?, batch, &method)?).to_string())
-    })
-}
+    /// What would make a training smaller, as plimsoll_model_advise tells of a run.
+    fn plimsoll_model_advise_training(
+        model: &plimsoll_model,
+        target: Text,
+        batch: usize,
+        method: Text,
+    ) -> json: String {
+        let advice = model.model.advise_training(&self::target(&target)?, batch, &self::method(&method, 1)?)?;
+        Ok(json!(advice).to_string())
+    }
 
-/// The largest batch with which a training fits the options' memory_limit, as JSON: dim, fits, next, plans.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_model_max_batch_of_training(
-    model: Option<&plimsoll_model>,
-    target: Text,
-    method: Text,
-    json: Out<*mut c_char>,
-    error: Fail,
-) -> c_int {
-    told(json, error, || {
-        let model = &handle(model, "a model")?.model;
-        let method = settings::training(method.text("the method")?, 1)?;
-        Ok(json!(model.max_batch_of_training(&self::target(&target)?, &method)?).to_string())
-    })
+    /// The largest batch with which a training fits the options' memory_limit, as JSON: dim, fits, next, plans.
+    fn plimsoll_model_max_batch_of_training(model: &plimsoll_model, target: Text, method: Text) -> json: String {
+        let found = model.model.max_batch_of_training(&self::target(&target)?, &self::method(&method, 1)?)?;
+        Ok(json!(found).to_string())
+    }
 }
 
 // ---- Plans
@@ -388,56 +295,46 @@ pub struct plimsoll_plan {
 }
 
 impl plimsoll_plan {
+    /// A plan whose file names no model.
+    fn new(plan: Plan) -> plimsoll_plan {
+        plimsoll_plan { plan, source: None }
+    }
+
     /// The plan as its file has it.
     fn named(&self) -> Result<Cow<'_, Plan>> {
         Source::name(self.source.as_ref(), &self.plan)
     }
 }
 
-/// Reads a plan's file, and checks it.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_load(path: Text, plan: Out<*mut plimsoll_plan>, error: Fail) -> c_int {
-    made(plan, error, || Ok(plimsoll_plan { plan: Plan::load(Path::new(path.text("the path")?))?, source: None }))
-}
+doors! {
+    /// Reads a plan's file, and checks it.
+    fn plimsoll_plan_load(path: Text) -> plan: plimsoll_plan {
+        Ok(plimsoll_plan::new(Plan::load(Path::new(path.text("the path")?))?))
+    }
 
-/// Reads a plan's text, and checks it.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_parse(json: Text, plan: Out<*mut plimsoll_plan>, error: Fail) -> c_int {
-    made(plan, error, || {
-        Ok(plimsoll_plan { plan: Plan::from_json(json.text("the plan")?, Path::new("(memory)"))?, source: None })
-    })
-}
+    /// Reads a plan's text, and checks it.
+    fn plimsoll_plan_parse(json: Text) -> plan: plimsoll_plan {
+        Ok(plimsoll_plan::new(Plan::from_json(json.text("the plan")?, Path::new("(memory)"))?))
+    }
 
-/// Writes a plan's file. A reader sees the old one or the complete new one.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_save(plan: Option<&plimsoll_plan>, path: Text, error: Fail) -> c_int {
-    done(error, || handle(plan, "a plan")?.named()?.save(Path::new(path.text("the path")?)))
-}
+    /// Writes a plan's file. A reader sees the old one or the complete new one.
+    fn plimsoll_plan_save(plan: &plimsoll_plan, path: Text) {
+        plan.named()?.save(Path::new(path.text("the path")?))
+    }
 
-/// Closes a plan.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_close(plan: Option<Box<plimsoll_plan>>) {
-    close(plan);
-}
+    /// Closes a plan.
+    fn plimsoll_plan_close(plan: Box<plimsoll_plan>);
 
-/// The bytes that it takes, all runs at once together; 0 of NULL.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_bytes(plan: Option<&plimsoll_plan>) -> u64 {
-    plan.map_or(0, |plan| plan.plan.bytes())
-}
+    /// The bytes that it takes, all runs at once together; 0 of NULL.
+    fn plimsoll_plan_bytes(plan: &plimsoll_plan) -> u64 { plan.plan.bytes() }
 
-/// The bytes that plimsoll_session_open_in needs of memory that begins anywhere; 0 of NULL. Tables and stacks, which the processor's kernels
-/// and the system take, are counted by plimsoll_plan_bytes and lie elsewhere.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_lent_bytes(plan: Option<&plimsoll_plan>) -> u64 {
-    plan.map_or(0, |plan| plan.plan.lent_bytes())
-}
+    /// The bytes that plimsoll_session_open_in needs of memory that begins anywhere; 0 of NULL. Tables and stacks, which the processor's kernels
+    /// and the system take, are counted by plimsoll_plan_bytes and lie elsewhere.
+    fn plimsoll_plan_lent_bytes(plan: &plimsoll_plan) -> u64 { plan.plan.lent_bytes() }
 
-/// Its bytes by class and at the peak, as JSON: bytes, lent_bytes, run_bytes, runs, classes, peak.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_memory(plan: Option<&plimsoll_plan>, json: Out<*mut c_char>, error: Fail) -> c_int {
-    told(json, error, || {
-        let plan = &handle(plan, "a plan")?.plan;
+    /// Its bytes by class and at the peak, as JSON: bytes, lent_bytes, run_bytes, runs, classes, peak.
+    fn plimsoll_plan_memory(plan: &plimsoll_plan) -> json: String {
+        let plan = &plan.plan;
         let record = json!({
             "bytes": plan.bytes(),
             "lent_bytes": plan.lent_bytes(),
@@ -447,47 +344,33 @@ pub extern "C" fn plimsoll_plan_memory(plan: Option<&plimsoll_plan>, json: Out<*
             "peak": plan::tell::peak::peak(plan.first(), None),
         });
         Ok(record.to_string())
-    })
-}
+    }
 
-/// The plan as its file has it.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_json(plan: Option<&plimsoll_plan>, json: Out<*mut c_char>, error: Fail) -> c_int {
-    told(json, error, || Ok(handle(plan, "a plan")?.named()?.to_json()))
-}
+    /// The plan as its file has it.
+    fn plimsoll_plan_json(plan: &plimsoll_plan) -> json: String {
+        Ok(plan.named()?.to_json())
+    }
 
-/// The plan in words, as the command prints it.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_table(plan: Option<&plimsoll_plan>, table: Out<*mut c_char>, error: Fail) -> c_int {
-    told(table, error, || Ok(handle(plan, "a plan")?.plan.to_string()))
-}
+    /// The plan in words, as the command prints it.
+    fn plimsoll_plan_table(plan: &plimsoll_plan) -> table: String {
+        Ok(plan.plan.to_string())
+    }
 
-/// Checks that a plan breaks no rule, from the plan alone: PLIMSOLL_PLAN names the rule.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_check(plan: Option<&plimsoll_plan>, error: Fail) -> c_int {
-    done(error, || plan::check::check(&handle(plan, "a plan")?.plan))
-}
+    /// Checks that a plan breaks no rule, from the plan alone: PLIMSOLL_PLAN names the rule.
+    fn plimsoll_plan_check(plan: &plimsoll_plan) {
+        plan::check::check(&plan.plan)
+    }
 
-/// What grew, what moved, and where the peak is now, of the first program of each plan, as JSON.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_plan_diff(
-    before: Option<&plimsoll_plan>,
-    after: Option<&plimsoll_plan>,
-    json: Out<*mut c_char>,
-    error: Fail,
-) -> c_int {
-    told(json, error, || {
+    /// What grew, what moved, and where the peak is now, of the first program of each plan, as JSON.
+    fn plimsoll_plan_diff(before: Option<&plimsoll_plan>, after: Option<&plimsoll_plan>) -> json: String {
         let (before, after) = (handle(before, "a plan")?, handle(after, "a plan")?);
         Ok(json!(plan::tell::diff::diff(before.plan.first(), after.plan.first())).to_string())
-    })
-}
+    }
 
-/// Places buffers whose live ranges are given, as CSV with the columns id, lower, upper, size and perhaps alignment. Offsets are multiples of
-/// `align`, a power of two. It ends after so many steps of one or two nanoseconds; 0: 2 000 000 000. The result is JSON: peak, lower_bound,
-/// optimal, and csv, the table with a column of offsets.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_place(csv: Text, align: u64, steps: u64, json: Out<*mut c_char>, error: Fail) -> c_int {
-    told(json, error, || {
+    /// Places buffers whose live ranges are given, as CSV with the columns id, lower, upper, size and perhaps alignment. Offsets are multiples of
+    /// `align`, a power of two. It ends after so many steps of one or two nanoseconds; 0: 2 000 000 000. The result is JSON: peak, lower_bound,
+    /// optimal, and csv, the table with a column of offsets.
+    fn plimsoll_place(csv: Text, align: u64, steps: u64) -> json: String {
         let path = Path::new("(memory)");
         let table = place::Table::parse(path, csv.text("the buffers")?, align)?;
         let steps = if steps == 0 { 2_000_000_000 } else { steps };
@@ -496,5 +379,5 @@ pub extern "C" fn plimsoll_place(csv: Text, align: u64, steps: u64, json: Out<*m
         let optimal = solution.peak == bound || solution.is_optimal();
         let csv = table.to_csv(&solution);
         Ok(json!({"peak": solution.peak, "lower_bound": bound, "optimal": optimal, "csv": csv}).to_string())
-    })
+    }
 }

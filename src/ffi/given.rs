@@ -137,6 +137,96 @@ pub(super) fn text(text: String) -> CString {
     CString::new(text.replace('\0', " ")).expect("it has no zero byte")
 }
 
+/// Where a text goes.
+pub(super) type OutText<'a> = Out<'a, *mut c_char>;
+
+/// What is told of a handle that is NULL: 0, or NULL.
+pub(super) trait OfNull {
+    const OF_NULL: Self;
+}
+
+impl OfNull for c_int {
+    const OF_NULL: c_int = 0;
+}
+
+impl OfNull for u64 {
+    const OF_NULL: u64 = 0;
+}
+
+impl OfNull for usize {
+    const OF_NULL: usize = 0;
+}
+
+impl<T> OfNull for *const T {
+    const OF_NULL: *const T = ptr::null();
+}
+
+/// The functions of C, one after another. They are written without what all have: the handle that must not be NULL, the place of the result,
+/// that of the error, which is the last, and the code that is returned.
+///
+/// ```text
+/// fn plimsoll_model_open(path: Text) -> model: plimsoll_model { .. }             a handle goes to the place `model`: `Result<plimsoll_model>`
+/// fn plimsoll_plan_json(plan: &plimsoll_plan) -> json: String { .. }             a text goes to the place `json`: `Result<String>`
+/// fn plimsoll_tensor_port(..) -> port: plimsoll_port or NO_PORT { .. }           a value, or NO_PORT where it fails: `Result<plimsoll_port>`
+/// fn plimsoll_plan_check(plan: &plimsoll_plan) { .. }                            nothing but the code: `Result<()>`
+/// fn plimsoll_plan_bytes(plan: &plimsoll_plan) -> u64 { .. }                     what cannot fail: 0 or NULL of NULL
+/// fn plimsoll_plan_close(plan: Box<plimsoll_plan>);                              closes
+/// ```
+///
+/// `tests/it/ffi.rs` reads them, too, and writes the header.
+macro_rules! doors {
+    () => {};
+    ($(#[$doc:meta])* fn $name:ident($own:ident: Box<$of:ty>); $($rest:tt)*) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($own: Option<Box<$of>>) {
+            $crate::ffi::given::close($own);
+        }
+        doors! { $($rest)* }
+    };
+    ($(#[$doc:meta])* fn $name:ident($own:ident: &$of:ty) -> $result:ty $work:block $($rest:tt)*) => {
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($own: Option<&$of>) -> $result {
+            $own.map_or($crate::ffi::given::OfNull::OF_NULL, |$own| $work)
+        }
+        doors! { $($rest)* }
+    };
+    ($(#[$doc:meta])* fn $name:ident $given:tt $work:block $($rest:tt)*) => {
+        doors! { @ [$(#[$doc])*] $name $given [] done() $work }
+        doors! { $($rest)* }
+    };
+    ($(#[$doc:meta])* fn $name:ident $given:tt -> $out:ident: String $work:block $($rest:tt)*) => {
+        doors! { @ [$(#[$doc])*] $name $given [$out: $crate::ffi::given::OutText,] told($out,) $work }
+        doors! { $($rest)* }
+    };
+    ($(#[$doc:meta])* fn $name:ident $given:tt -> $out:ident: $of:ident $work:block $($rest:tt)*) => {
+        doors! { @ [$(#[$doc])*] $name $given [$out: $crate::ffi::given::Out<*mut $of>,] made($out,) $work }
+        doors! { $($rest)* }
+    };
+    ($(#[$doc:meta])* fn $name:ident $given:tt -> $out:ident: $of:ident or $none:ident $work:block $($rest:tt)*) => {
+        doors! { @ [$(#[$doc])*] $name $given [$out: $crate::ffi::given::Out<$of>,] give($out, $none,) $work }
+        doors! { $($rest)* }
+    };
+    (@ [$($doc:tt)*] $name:ident($own:ident: &$of:ty $(, $more:ident: $type:ty)* $(,)?) $out:tt $($work:tt)*) => {
+        doors! {
+            @@ [$($doc)*] $name [$own: Option<&$of>, $($more: $type,)*] $out
+            { let $own = $crate::ffi::given::handle($own, concat!("a ", stringify!($own)))?; } $($work)*
+        }
+    };
+    (@ [$($doc:tt)*] $name:ident($($more:ident: $type:ty),* $(,)?) $out:tt $($work:tt)*) => {
+        doors! { @@ [$($doc)*] $name [$($more: $type,)*] $out {} $($work)* }
+    };
+    (@@ [$($doc:tt)*] $name:ident [$($given:tt)*] [$($out:tt)*] {$($own:tt)*} $way:ident($($with:tt)*) $work:block) => {
+        $($doc)*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($given)* $($out)* error: $crate::ffi::given::Fail) -> std::ffi::c_int {
+            $crate::ffi::given::$way($($with)* error, || { $($own)* $work })
+        }
+    };
+}
+pub(super) use doors;
+
 /// Does the work of a function. All of them go through here: a panic is an error, as any other.
 pub(super) fn done(mut error: Fail, work: impl FnOnce() -> Result<()>) -> c_int {
     if let Some(error) = &mut error {
@@ -170,7 +260,7 @@ pub(super) fn made<T>(out: Out<*mut T>, error: Fail, make: impl FnOnce() -> Resu
 }
 
 /// Gives a text to the caller.
-pub(super) fn told(out: Out<*mut c_char>, error: Fail, make: impl FnOnce() -> Result<String>) -> c_int {
+pub(super) fn told(out: OutText, error: Fail, make: impl FnOnce() -> Result<String>) -> c_int {
     give(out, ptr::null_mut(), error, || Ok(text(make()?).into_raw()))
 }
 

@@ -5,9 +5,12 @@
 
 #include "plimsoll.h"
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -56,6 +59,17 @@ template <class T, void (*close)(T *)> struct Closes {
 };
 template <class T, void (*close)(T *)> using Handle = std::unique_ptr<T, Closes<T, close>>;
 
+/* The name of a type of C++. */
+template <class T> constexpr const char *dtype() {
+    if constexpr (std::is_same_v<T, float>) return "f32";
+    else if constexpr (std::is_same_v<T, double>) return "f64";
+    else {
+        static_assert(std::is_integral_v<T> && !std::is_same_v<T, bool>, "expected numbers; others by the name of their type");
+        constexpr const char *names[2][4] = {{"u8", "u16", "u32", "u64"}, {"i8", "i16", "i32", "i64"}};
+        return names[std::is_signed_v<T>][sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
+    }
+}
+
 inline const char *or_null(const std::string &text) { return text.empty() ? nullptr : text.c_str(); }
 
 } // namespace detail
@@ -98,11 +112,48 @@ class Model {
     std::string max_batch(const std::string &target = "cpu", const std::string &dim = "") const {
         return detail::told(plimsoll_model_max_batch, get(), target.c_str(), detail::or_null(dim));
     }
+    /* Of a training on batches of so many rows, by a method: see Trainer. */
+    Plan plan_training(const std::string &target, std::size_t batch, const std::string &method) const {
+        return Plan(detail::made<plimsoll_plan>(plimsoll_model_plan_training, get(), target.c_str(), batch, method.c_str()));
+    }
+    std::string advise_training(const std::string &target, std::size_t batch, const std::string &method) const {
+        return detail::told(plimsoll_model_advise_training, get(), target.c_str(), batch, method.c_str());
+    }
+    std::string max_batch_of_training(const std::string &target, const std::string &method) const {
+        return detail::told(plimsoll_model_max_batch_of_training, get(), target.c_str(), method.c_str());
+    }
     plimsoll_model *get() const noexcept { return model_.get(); }
 
   private:
     detail::Handle<plimsoll_model, plimsoll_model_close> model_;
 };
+
+/* An array of elements, row-major. */
+class Tensor {
+  public:
+    explicit Tensor(plimsoll_tensor *tensor) : tensor_(tensor) {}
+    /* A copy of so many bytes, of elements of a type such as "bf16". */
+    Tensor(const std::string &dtype, const std::vector<std::uint64_t> &shape, const void *data, std::size_t bytes)
+        : tensor_(detail::made<plimsoll_tensor>(plimsoll_tensor_open, dtype.c_str(), shape.data(), shape.size(), data, bytes)) {}
+    template <class T> Tensor(const std::vector<std::uint64_t> &shape, const std::vector<T> &data)
+        : Tensor(detail::dtype<T>(), shape, data.data(), data.size() * sizeof(T)) {}
+    /* An array of NumPy, .npy, which is mapped. */
+    static Tensor load(const std::string &path) { return Tensor(detail::made<plimsoll_tensor>(plimsoll_tensor_load, path.c_str())); }
+    plimsoll_port port() const {
+        plimsoll_port port;
+        detail::checked(plimsoll_tensor_port, get(), &port);
+        return port;
+    }
+    /* The elements, at any address. */
+    const void *data() const { return plimsoll_tensor_data(get()); }
+    plimsoll_tensor *get() const noexcept { return tensor_.get(); }
+
+  private:
+    detail::Handle<plimsoll_tensor, plimsoll_tensor_close> tensor_;
+};
+
+/* A tensor with a name. Both outlive what they are given to. */
+inline plimsoll_named named(const char *name, const Tensor &tensor) { return {name, tensor.get()}; }
 
 /* An array of the caller's memory. */
 template <class T> plimsoll_input input(const char *name, const std::vector<T> &data) {
@@ -124,6 +175,7 @@ class Session {
     std::string device() const { return plimsoll_session_device(get()); }
     std::size_t inputs() const { return plimsoll_session_inputs(get()); }
     std::size_t outputs() const { return plimsoll_session_outputs(get()); }
+    std::size_t states() const { return plimsoll_session_states(get()); }
     plimsoll_port input(std::size_t number) const {
         plimsoll_port port;
         detail::checked(plimsoll_session_input, get(), number, &port);
@@ -134,6 +186,21 @@ class Session {
         detail::checked(plimsoll_session_output, get(), number, &port);
         return port;
     }
+    plimsoll_port state(std::size_t number) const {
+        plimsoll_port port;
+        detail::checked(plimsoll_session_state, get(), number, &port);
+        return port;
+    }
+    /* The elements of a state, and elements for the next run. */
+    Tensor get_state(const std::string &name) const {
+        return Tensor(detail::made<plimsoll_tensor>(plimsoll_session_get_state, get(), name.c_str()));
+    }
+    void set_state(const std::string &name, const Tensor &tensor) const {
+        detail::checked(plimsoll_session_set_state, get(), name.c_str(), tensor.get());
+    }
+    void reset_states() const { detail::checked(plimsoll_session_reset_states, get()); }
+    void save_states(const std::string &path) const { detail::checked(plimsoll_session_save_states, get(), path.c_str()); }
+    void load_states(const std::string &path) const { detail::checked(plimsoll_session_load_states, get(), path.c_str()); }
     void run(const std::vector<plimsoll_input> &inputs, const std::vector<plimsoll_output> &outputs) const {
         detail::checked(plimsoll_session_run, get(), inputs.data(), inputs.size(), outputs.data(), outputs.size());
     }
@@ -142,6 +209,40 @@ class Session {
   private:
     explicit Session(plimsoll_session *session) : session_(session) {}
     detail::Handle<plimsoll_session, plimsoll_session_close> session_;
+};
+
+/* A model in training, on rows of inputs and their labels. The method is JSON: see plimsoll_trainer_open. */
+class Trainer {
+  public:
+    /* Rows are taken in an order by the seed `shuffle`, or in their own. The tensors may be closed. */
+    Trainer(const Model &model, const std::vector<plimsoll_named> &inputs, const Tensor &labels, std::size_t batch,
+            const std::string &method, std::uint64_t steps, std::optional<std::uint64_t> shuffle = std::nullopt)
+        : trainer_(detail::made<plimsoll_trainer>(plimsoll_trainer_open, model.get(), inputs.data(), inputs.size(), labels.get(), batch,
+                                                  method.c_str(), steps, shuffle ? &*shuffle : nullptr)) {}
+    Plan plan() const { return Plan(detail::made<plimsoll_plan>(plimsoll_trainer_plan, get())); }
+    std::uint64_t steps_per_epoch() const { return plimsoll_trainer_steps_per_epoch(get()); }
+    /* The step with this number, from 0 on. */
+    plimsoll_step step(std::uint64_t number) const {
+        plimsoll_step step;
+        detail::checked(plimsoll_trainer_step, get(), number, &step);
+        return step;
+    }
+    /* Over the rows of the training, and over other ones. */
+    plimsoll_score evaluate() const { return evaluated({}, nullptr); }
+    plimsoll_score evaluate(const std::vector<plimsoll_named> &inputs, const Tensor &labels) const {
+        return evaluated(inputs, labels.get());
+    }
+    /* The trained model as an .onnx file. */
+    void save(const std::string &path) const { detail::checked(plimsoll_trainer_save, get(), path.c_str()); }
+    plimsoll_trainer *get() const noexcept { return trainer_.get(); }
+
+  private:
+    plimsoll_score evaluated(const std::vector<plimsoll_named> &inputs, plimsoll_tensor *labels) const {
+        plimsoll_score score;
+        detail::checked(plimsoll_trainer_evaluate, get(), inputs.data(), inputs.size(), labels, &score);
+        return score;
+    }
+    detail::Handle<plimsoll_trainer, plimsoll_trainer_close> trainer_;
 };
 
 } // namespace plimsoll

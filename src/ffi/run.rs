@@ -1,6 +1,6 @@
 //! Tensors, sessions and trainers of C.
 
-use super::given::{self, Fail, List, Out, Places, Text, close, done, give, handle, made, text};
+use super::given::{self, List, Places, Text, doors, handle, text};
 use super::{plimsoll_model, plimsoll_plan};
 use crate::backend::{Lies, Place, apart};
 use crate::dtype::DType;
@@ -8,7 +8,6 @@ use crate::error::{Error, Result, ensure};
 use crate::npy;
 use crate::plan::Port;
 use crate::session::Session;
-use crate::settings;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use crate::train::data::Rows;
@@ -102,18 +101,15 @@ pub(super) fn tensors(list: &[plimsoll_named]) -> Result<Vec<(&str, Tensor)>> {
     list.iter().map(one).collect()
 }
 
-/// Makes a tensor of so many bytes, which are copied: elements of a type, in an order of axes with these extents.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_tensor_open(
-    dtype: Text,
-    shape: List<u64>,
-    rank: usize,
-    data: *const c_void,
-    bytes: usize,
-    tensor: Out<*mut plimsoll_tensor>,
-    error: Fail,
-) -> c_int {
-    made(tensor, error, || {
+doors! {
+    /// Makes a tensor of so many bytes, which are copied: elements of a type, in an order of axes with these extents.
+    fn plimsoll_tensor_open(
+        dtype: Text,
+        shape: List<u64>,
+        rank: usize,
+        data: *const c_void,
+        bytes: usize,
+    ) -> tensor: plimsoll_tensor {
         let name = dtype.text("the type")?;
         let dtype = DType::from_name(name).ok_or_else(|| {
             let known: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
@@ -126,38 +122,24 @@ pub extern "C" fn plimsoll_tensor_open(
         let shape: Shape = shape.iter().map(extent).collect::<Result<Vec<_>>>()?.into();
         let data = given::bytes(data.cast(), bytes, "the data")?;
         Ok(plimsoll_tensor::new(Tensor::new(dtype, shape, data.to_vec())?))
-    })
-}
+    }
 
-/// Reads an array of NumPy, .npy. It stays mapped, not read, until its elements are used.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_tensor_load(path: Text, tensor: Out<*mut plimsoll_tensor>, error: Fail) -> c_int {
-    made(tensor, error, || {
+    /// Reads an array of NumPy, .npy. It stays mapped, not read, until its elements are used.
+    fn plimsoll_tensor_load(path: Text) -> tensor: plimsoll_tensor {
         let (dtype, shape, bytes) = npy::map(Path::new(path.text("the path")?))?;
         Ok(plimsoll_tensor::new(Tensor::new(dtype, shape, bytes)?))
-    })
-}
+    }
 
-/// The type and the extents of a tensor. They belong to it.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_tensor_port(
-    tensor: Option<&plimsoll_tensor>,
-    port: Out<plimsoll_port>,
-    error: Fail,
-) -> c_int {
-    give(port, NO_PORT, error, || Ok(handle(tensor, "a tensor")?.port.port()))
-}
+    /// The type and the extents of a tensor. They belong to it.
+    fn plimsoll_tensor_port(tensor: &plimsoll_tensor) -> port: plimsoll_port or NO_PORT {
+        Ok(tensor.port.port())
+    }
 
-/// The elements of a tensor, which belong to it. They may lie at any address.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_tensor_data(tensor: Option<&plimsoll_tensor>) -> *const c_void {
-    tensor.map_or(ptr::null(), |tensor| tensor.tensor.bytes().as_ptr().cast())
-}
+    /// The elements of a tensor, which belong to it. They may lie at any address.
+    fn plimsoll_tensor_data(tensor: &plimsoll_tensor) -> *const c_void { tensor.tensor.bytes().as_ptr().cast() }
 
-/// Closes a tensor.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_tensor_close(tensor: Option<Box<plimsoll_tensor>>) {
-    close(tensor);
+    /// Closes a tensor.
+    fn plimsoll_tensor_close(tensor: Box<plimsoll_tensor>);
 }
 
 // ---- Sessions
@@ -205,6 +187,9 @@ pub struct plimsoll_usage {
     /// Bytes that the driver has taken beside; UINT64_MAX where nothing counts them.
     pub overhead: u64,
 }
+
+/// The memory of no session.
+const NO_USAGE: plimsoll_usage = plimsoll_usage { bytes: 0, pinned: 0, allocations: 0, overhead: u64::MAX };
 
 /// A plan that is loaded, and runs.
 pub struct plimsoll_session {
@@ -323,185 +308,109 @@ impl plimsoll_session {
     }
 }
 
-/// Plans a model for the device of its options, and loads it there.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_open(
-    model: Option<&plimsoll_model>,
-    session: Out<*mut plimsoll_session>,
-    error: Fail,
-) -> c_int {
-    made(session, error, || Ok(plimsoll_session::new(handle(model, "a model")?.model.session()?)))
-}
-
-/// As plimsoll_session_open, on the CPU, in memory of the caller, who frees it after the session is closed and uses it for nothing else
-/// before. It may begin anywhere, and hold anything. plimsoll_plan_lent_bytes of plimsoll_model_plan with a NULL target is what it needs:
-/// PLIMSOLL_FIT if it has less.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_open_in(
-    model: Option<&plimsoll_model>,
-    memory: *mut c_void,
-    bytes: usize,
-    session: Out<*mut plimsoll_session>,
-    error: Fail,
-) -> c_int {
-    made(session, error, || {
-        // The session has the memory until it is closed: that is the header's word.
-        let memory = given::bytes_mut(memory.cast(), bytes, "the memory")?;
-        Ok(plimsoll_session::new(handle(model, "a model")?.model.session_in(memory)?))
-    })
-}
-
-/// Loads a plan from its file, with the weights of the model's file that it was made of: what was planned is what runs.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_open_plan(
-    plan: Text,
-    model: Text,
-    options: Text,
-    session: Out<*mut plimsoll_session>,
-    error: Fail,
-) -> c_int {
-    made(session, error, || {
-        let options = super::options(&options)?;
-        let (plan, model) = (plan.text("the plan's path")?, model.text("the model's path")?);
-        Ok(plimsoll_session::new(Session::from_plan(plan, &[model], &options)?))
-    })
-}
-
-/// A session that runs at the same time as this one, on the same constants, with states of its own. The option forks says how many there may
-/// be. The memory of a fork is there until it and all others are closed.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_fork(
-    session: Option<&plimsoll_session>,
-    fork: Out<*mut plimsoll_session>,
-    error: Fail,
-) -> c_int {
-    made(fork, error, || Ok(plimsoll_session::new(handle(session, "a session")?.session.fork()?)))
-}
-
-/// Closes a session.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_close(session: Option<Box<plimsoll_session>>) {
-    close(session);
-}
-
-/// The device in one line, and why it was chosen.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_device(session: Option<&plimsoll_session>) -> *const c_char {
-    session.map_or(ptr::null(), |session| session.device.as_ptr())
-}
-
-/// The plan that it runs.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_plan(
-    session: Option<&plimsoll_session>,
-    plan: Out<*mut plimsoll_plan>,
-    error: Fail,
-) -> c_int {
-    made(plan, error, || Ok(plimsoll_plan { plan: handle(session, "a session")?.session.plan().clone(), source: None }))
-}
-
-/// The memory that it has taken.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_usage(
-    session: Option<&plimsoll_session>,
-    usage: Out<plimsoll_usage>,
-    error: Fail,
-) -> c_int {
-    give(usage, plimsoll_usage { bytes: 0, pinned: 0, allocations: 0, overhead: u64::MAX }, error, || {
-        let usage = handle(session, "a session")?.session.usage();
-        let overhead = usage.overhead.unwrap_or(u64::MAX);
-        Ok(plimsoll_usage { bytes: usage.bytes, pinned: usage.pinned, allocations: usage.allocations, overhead })
-    })
-}
-
-/// The number of its inputs; 0 of NULL.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_inputs(session: Option<&plimsoll_session>) -> usize {
-    session.map_or(0, |session| session.inputs.len())
-}
-
-/// The number of its outputs; 0 of NULL.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_outputs(session: Option<&plimsoll_session>) -> usize {
-    session.map_or(0, |session| session.outputs.len())
-}
-
-/// The number of its states; 0 of NULL.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_states(session: Option<&plimsoll_session>) -> usize {
-    session.map_or(0, |session| session.states.len())
-}
-
 /// A port of a list, by its number.
 fn port(ports: &[Named], number: usize, what: &str) -> Result<plimsoll_port> {
     let none = || Error::usage(format!("{what} {number}: expected a number below {}", ports.len()));
     Ok(ports.get(number).ok_or_else(none)?.port())
 }
 
-/// An input by its number, from 0 on. What it points to belongs to the session.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_input(
-    session: Option<&plimsoll_session>,
-    number: usize,
-    port: Out<plimsoll_port>,
-    error: Fail,
-) -> c_int {
-    give(port, NO_PORT, error, || self::port(&handle(session, "a session")?.inputs, number, "input"))
-}
+doors! {
+    /// Plans a model for the device of its options, and loads it there.
+    fn plimsoll_session_open(model: &plimsoll_model) -> session: plimsoll_session {
+        Ok(plimsoll_session::new(model.model.session()?))
+    }
 
-/// An output by its number, from 0 on. What it points to belongs to the session.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_output(
-    session: Option<&plimsoll_session>,
-    number: usize,
-    port: Out<plimsoll_port>,
-    error: Fail,
-) -> c_int {
-    give(port, NO_PORT, error, || self::port(&handle(session, "a session")?.outputs, number, "output"))
-}
+    /// As plimsoll_session_open, on the CPU, in memory of the caller, who frees it after the session is closed and uses it for nothing else
+    /// before. It may begin anywhere, and hold anything. plimsoll_plan_lent_bytes of plimsoll_model_plan with a NULL target is what it needs:
+    /// PLIMSOLL_FIT if it has less.
+    fn plimsoll_session_open_in(
+        model: &plimsoll_model,
+        memory: *mut c_void,
+        bytes: usize,
+    ) -> session: plimsoll_session {
+        // The session has the memory until it is closed: that is the header's word.
+        let memory = given::bytes_mut(memory.cast(), bytes, "the memory")?;
+        Ok(plimsoll_session::new(model.model.session_in(memory)?))
+    }
 
-/// A state by its number, from 0 on. What it points to belongs to the session.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_state(
-    session: Option<&plimsoll_session>,
-    number: usize,
-    port: Out<plimsoll_port>,
-    error: Fail,
-) -> c_int {
-    give(port, NO_PORT, error, || self::port(&handle(session, "a session")?.states, number, "state"))
-}
+    /// Loads a plan from its file, with the weights of the model's file that it was made of: what was planned is what runs.
+    fn plimsoll_session_open_plan(plan: Text, model: Text, options: Text) -> session: plimsoll_session {
+        let options = super::options(&options)?;
+        let (plan, model) = (plan.text("the plan's path")?, model.text("the model's path")?);
+        Ok(plimsoll_session::new(Session::from_plan(plan, &[model], &options)?))
+    }
 
-/// Runs once, from memory of the caller and to it: an array for each input and for each output. It returns when the outputs are there. On the
-/// CPU it allocates nothing but for elements that the device stores in another type. PLIMSOLL_USAGE when an array is missing, unknown, given
-/// twice, of another length than its port, or overlaps another, or when a dim has a range: then nothing runs.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_run(
-    session: Option<&plimsoll_session>,
-    inputs: List<plimsoll_input>,
-    input_count: usize,
-    outputs: List<plimsoll_output>,
-    output_count: usize,
-    error: Fail,
-) -> c_int {
-    done(error, || {
+    /// A session that runs at the same time as this one, on the same constants, with states of its own. The option forks says how many there may
+    /// be. The memory of a fork is there until it and all others are closed.
+    fn plimsoll_session_fork(session: &plimsoll_session) -> fork: plimsoll_session {
+        Ok(plimsoll_session::new(session.session.fork()?))
+    }
+
+    /// Closes a session.
+    fn plimsoll_session_close(session: Box<plimsoll_session>);
+
+    /// The device in one line, and why it was chosen.
+    fn plimsoll_session_device(session: &plimsoll_session) -> *const c_char { session.device.as_ptr() }
+
+    /// The plan that it runs.
+    fn plimsoll_session_plan(session: &plimsoll_session) -> plan: plimsoll_plan {
+        Ok(plimsoll_plan::new(session.session.plan().clone()))
+    }
+
+    /// The memory that it has taken.
+    fn plimsoll_session_usage(session: &plimsoll_session) -> usage: plimsoll_usage or NO_USAGE {
+        let usage = session.session.usage();
+        let overhead = usage.overhead.unwrap_or(u64::MAX);
+        Ok(plimsoll_usage { bytes: usage.bytes, pinned: usage.pinned, allocations: usage.allocations, overhead })
+    }
+
+    /// The number of its inputs; 0 of NULL.
+    fn plimsoll_session_inputs(session: &plimsoll_session) -> usize { session.inputs.len() }
+
+    /// The number of its outputs; 0 of NULL.
+    fn plimsoll_session_outputs(session: &plimsoll_session) -> usize { session.outputs.len() }
+
+    /// The number of its states; 0 of NULL.
+    fn plimsoll_session_states(session: &plimsoll_session) -> usize { session.states.len() }
+
+    /// An input by its number, from 0 on. What it points to belongs to the session.
+    fn plimsoll_session_input(session: &plimsoll_session, number: usize) -> port: plimsoll_port or NO_PORT {
+        self::port(&session.inputs, number, "input")
+    }
+
+    /// An output by its number, from 0 on. What it points to belongs to the session.
+    fn plimsoll_session_output(session: &plimsoll_session, number: usize) -> port: plimsoll_port or NO_PORT {
+        self::port(&session.outputs, number, "output")
+    }
+
+    /// A state by its number, from 0 on. What it points to belongs to the session.
+    fn plimsoll_session_state(session: &plimsoll_session, number: usize) -> port: plimsoll_port or NO_PORT {
+        self::port(&session.states, number, "state")
+    }
+
+    /// Runs once, from memory of the caller and to it: an array for each input and for each output. It returns when the outputs are there. On the
+    /// CPU it allocates nothing but for elements that the device stores in another type. PLIMSOLL_USAGE when an array is missing, unknown, given
+    /// twice, of another length than its port, or overlaps another, or when a dim has a range: then nothing runs.
+    fn plimsoll_session_run(
+        session: &plimsoll_session,
+        inputs: List<plimsoll_input>,
+        input_count: usize,
+        outputs: List<plimsoll_output>,
+        output_count: usize,
+    ) {
         let (inputs, outputs) = (inputs.of(input_count, "the inputs")?, outputs.of(output_count, "the outputs")?);
-        handle(session, "a session")?.run(inputs, outputs)
-    })
-}
+        session.run(inputs, outputs)
+    }
 
-/// Runs once on tensors, whose shapes select the extents of dims that have a range. `outputs` has a place for each output, in the session's
-/// order; each gets a tensor for plimsoll_tensor_close, with as many elements as were found.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_run_tensors(
-    session: Option<&plimsoll_session>,
-    inputs: List<plimsoll_named>,
-    input_count: usize,
-    outputs: Places<*mut plimsoll_tensor>,
-    output_count: usize,
-    error: Fail,
-) -> c_int {
-    done(error, || {
-        let session = handle(session, "a session")?;
+    /// Runs once on tensors, whose shapes select the extents of dims that have a range. `outputs` has a place for each output, in the session's
+    /// order; each gets a tensor for plimsoll_tensor_close, with as many elements as were found.
+    fn plimsoll_session_run_tensors(
+        session: &plimsoll_session,
+        inputs: List<plimsoll_named>,
+        input_count: usize,
+        outputs: Places<*mut plimsoll_tensor>,
+        output_count: usize,
+    ) {
         let expected = session.outputs.len();
         ensure(output_count == expected, || {
             Error::usage(format!("expected places for {expected} outputs, found {output_count}"))
@@ -513,70 +422,42 @@ pub extern "C" fn plimsoll_session_run_tensors(
             output.write(Box::into_raw(Box::new(plimsoll_tensor::new(tensor))));
         }
         Ok(())
-    })
-}
+    }
 
-/// Times so many runs on random inputs, after one that is not timed. `milliseconds` has a place for each.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_bench(
-    session: Option<&plimsoll_session>,
-    runs: usize,
-    milliseconds: Places<f64>,
-    error: Fail,
-) -> c_int {
-    done(error, || {
-        let session = &handle(session, "a session")?.session;
+    /// Times so many runs on random inputs, after one that is not timed. `milliseconds` has a place for each.
+    fn plimsoll_session_bench(session: &plimsoll_session, runs: usize, milliseconds: Places<f64>) {
         let milliseconds = milliseconds.of(runs, "the times")?;
-        for (place, time) in milliseconds.iter_mut().zip(session.bench(0)?) {
+        for (place, time) in milliseconds.iter_mut().zip(session.session.bench(0)?) {
             place.write(time?);
         }
         Ok(())
-    })
-}
+    }
 
-/// The elements of a state, after the last run.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_get_state(
-    session: Option<&plimsoll_session>,
-    name: Text,
-    tensor: Out<*mut plimsoll_tensor>,
-    error: Fail,
-) -> c_int {
-    made(tensor, error, || {
-        Ok(plimsoll_tensor::new(handle(session, "a session")?.session.state(name.text("the state's name")?)?))
-    })
-}
+    /// The elements of a state, after the last run.
+    fn plimsoll_session_get_state(session: &plimsoll_session, name: Text) -> tensor: plimsoll_tensor {
+        Ok(plimsoll_tensor::new(session.session.state(name.text("the state's name")?)?))
+    }
 
-/// Gives a state elements, for the next run. If they do not suit it, it is as before.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_set_state(
-    session: Option<&plimsoll_session>,
-    name: Text,
-    tensor: Option<&plimsoll_tensor>,
-    error: Fail,
-) -> c_int {
-    done(error, || {
+    /// Gives a state elements, for the next run. If they do not suit it, it is as before.
+    fn plimsoll_session_set_state(session: &plimsoll_session, name: Text, tensor: Option<&plimsoll_tensor>) {
         let tensor = &handle(tensor, "a tensor")?.tensor;
-        handle(session, "a session")?.session.set_state(name.text("the state's name")?, tensor)
-    })
-}
+        session.session.set_state(name.text("the state's name")?, tensor)
+    }
 
-/// Gives all states the elements that they began with.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_reset_states(session: Option<&plimsoll_session>, error: Fail) -> c_int {
-    done(error, || handle(session, "a session")?.session.reset_state())
-}
+    /// Gives all states the elements that they began with.
+    fn plimsoll_session_reset_states(session: &plimsoll_session) {
+        session.session.reset_state()
+    }
 
-/// Writes all states to a safetensors file. A reader sees the old one or the complete new one.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_save_states(session: Option<&plimsoll_session>, path: Text, error: Fail) -> c_int {
-    done(error, || handle(session, "a session")?.session.save_states(path.text("the path")?))
-}
+    /// Writes all states to a safetensors file. A reader sees the old one or the complete new one.
+    fn plimsoll_session_save_states(session: &plimsoll_session, path: Text) {
+        session.session.save_states(path.text("the path")?)
+    }
 
-/// Gives all states the elements that a safetensors file has. If they do not suit, all are as before.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_session_load_states(session: Option<&plimsoll_session>, path: Text, error: Fail) -> c_int {
-    done(error, || handle(session, "a session")?.session.load_states(path.text("the path")?))
+    /// Gives all states the elements that a safetensors file has. If they do not suit, all are as before.
+    fn plimsoll_session_load_states(session: &plimsoll_session, path: Text) {
+        session.session.load_states(path.text("the path")?)
+    }
 }
 
 // ---- Training
@@ -605,6 +486,9 @@ pub struct plimsoll_step {
     pub norm: f32,
 }
 
+/// The figures of no step.
+const NO_STEP: plimsoll_step = plimsoll_step { loss: f32::NAN, rate: f32::NAN, norm: f32::NAN };
+
 /// The figures of an evaluation.
 #[repr(C)]
 pub struct plimsoll_score {
@@ -614,6 +498,9 @@ pub struct plimsoll_score {
     pub accuracy: f64,
 }
 
+/// The figures of no evaluation.
+const NO_SCORE: plimsoll_score = plimsoll_score { loss: f64::NAN, accuracy: -1.0 };
+
 /// The rows of inputs, and their labels.
 fn data(inputs: &[plimsoll_named], labels: Option<&plimsoll_tensor>) -> Result<Data> {
     let rows = |(name, tensor): (&str, Tensor)| Ok((name.to_owned(), Rows::of(&tensor)?));
@@ -621,100 +508,64 @@ fn data(inputs: &[plimsoll_named], labels: Option<&plimsoll_tensor>) -> Result<D
     Ok(Data { inputs, labels: Rows::of(&handle(labels, "labels")?.tensor)? })
 }
 
-/// Plans the training of a model, and loads it on the device of its options. The first axis of each input and of the labels is that of the
-/// rows, of which an update takes `batch`. The method is JSON, with the names of the command's flags:
-/// {"loss": "cross_entropy", "optimizer": "adam", "lr": 0.001, "clip_norm": 1}. The learning rate follows its schedule over so many steps. Rows
-/// are taken in an order by the seed `shuffle`, or in their own where that is NULL. The tensors may be closed when it returns.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_trainer_open(
-    model: Option<&plimsoll_model>,
-    inputs: List<plimsoll_named>,
-    count: usize,
-    labels: Option<&plimsoll_tensor>,
-    batch: usize,
-    method: Text,
-    steps: u64,
-    shuffle: Option<&u64>,
-    trainer: Out<*mut plimsoll_trainer>,
-    error: Fail,
-) -> c_int {
-    made(trainer, error, || {
-        let model = &handle(model, "a model")?.model;
+doors! {
+    /// Plans the training of a model, and loads it on the device of its options. The first axis of each input and of the labels is that of the
+    /// rows, of which an update takes `batch`. The method is JSON, with the names of the command's flags:
+    /// {"loss": "cross_entropy", "optimizer": "adam", "lr": 0.001, "clip_norm": 1}. The learning rate follows its schedule over so many steps. Rows
+    /// are taken in an order by the seed `shuffle`, or in their own where that is NULL. The tensors may be closed when it returns.
+    fn plimsoll_trainer_open(
+        model: &plimsoll_model,
+        inputs: List<plimsoll_named>,
+        count: usize,
+        labels: Option<&plimsoll_tensor>,
+        batch: usize,
+        method: Text,
+        steps: u64,
+        shuffle: Option<&u64>,
+    ) -> trainer: plimsoll_trainer {
         let data = data(inputs.of(count, "the inputs")?, labels)?;
-        let method = settings::training(method.text("the method")?, steps)?;
-        let trainer = Mutex::new(model.trainer(&data, batch, method)?);
+        let trainer = Mutex::new(model.model.trainer(&data, batch, super::method(&method, steps)?)?);
         Ok(plimsoll_trainer { trainer, data, shuffle: shuffle.copied() })
-    })
-}
+    }
 
-/// Closes a trainer.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_trainer_close(trainer: Option<Box<plimsoll_trainer>>) {
-    close(trainer);
-}
+    /// Closes a trainer.
+    fn plimsoll_trainer_close(trainer: Box<plimsoll_trainer>);
 
-/// The plan of a training.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_trainer_plan(
-    trainer: Option<&plimsoll_trainer>,
-    plan: Out<*mut plimsoll_plan>,
-    error: Fail,
-) -> c_int {
-    made(plan, error, || {
-        let plan = handle(trainer, "a trainer")?.trainer().session().plan().clone();
-        Ok(plimsoll_plan { plan, source: None })
-    })
-}
+    /// The plan of a training.
+    fn plimsoll_trainer_plan(trainer: &plimsoll_trainer) -> plan: plimsoll_plan {
+        Ok(plimsoll_plan::new(trainer.trainer().session().plan().clone()))
+    }
 
-/// The number of steps in which all rows are taken once; 0 of NULL.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_trainer_steps_per_epoch(trainer: Option<&plimsoll_trainer>) -> u64 {
-    trainer.map_or(0, |trainer| trainer.trainer().steps_per_epoch(&trainer.data))
-}
+    /// The number of steps in which all rows are taken once; 0 of NULL.
+    fn plimsoll_trainer_steps_per_epoch(trainer: &plimsoll_trainer) -> u64 {
+        trainer.trainer().steps_per_epoch(&trainer.data)
+    }
 
-/// Runs the step with this number, from 0 on. If its loss is not finite, no weight changes.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_trainer_step(
-    trainer: Option<&plimsoll_trainer>,
-    number: u64,
-    step: Out<plimsoll_step>,
-    error: Fail,
-) -> c_int {
-    give(step, plimsoll_step { loss: f32::NAN, rate: f32::NAN, norm: f32::NAN }, error, || {
-        let own = handle(trainer, "a trainer")?;
-        let shown = own.trainer().step(&own.data, number, own.shuffle)?;
+    /// Runs the step with this number, from 0 on. If its loss is not finite, no weight changes.
+    fn plimsoll_trainer_step(trainer: &plimsoll_trainer, number: u64) -> step: plimsoll_step or NO_STEP {
+        let shown = trainer.trainer().step(&trainer.data, number, trainer.shuffle)?;
         Ok(plimsoll_step { loss: shown.loss, rate: shown.rate, norm: shown.norm })
-    })
-}
+    }
 
-/// The loss and the accuracy over all rows of other data; of the training's own, if `labels` is NULL and there are no inputs.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_trainer_evaluate(
-    trainer: Option<&plimsoll_trainer>,
-    inputs: List<plimsoll_named>,
-    count: usize,
-    labels: Option<&plimsoll_tensor>,
-    score: Out<plimsoll_score>,
-    error: Fail,
-) -> c_int {
-    give(score, plimsoll_score { loss: f64::NAN, accuracy: -1.0 }, error, || {
-        let own = handle(trainer, "a trainer")?;
-        let other =
-            if count == 0 && labels.is_none() { None } else { Some(data(inputs.of(count, "the inputs")?, labels)?) };
-        let data = other.as_ref().unwrap_or(&own.data);
-        let mut trainer = own.trainer();
+    /// The loss and the accuracy over all rows of other data; of the training's own, if `labels` is NULL and there are no inputs.
+    fn plimsoll_trainer_evaluate(
+        trainer: &plimsoll_trainer,
+        inputs: List<plimsoll_named>,
+        count: usize,
+        labels: Option<&plimsoll_tensor>,
+    ) -> score: plimsoll_score or NO_SCORE {
+        let is_own = count == 0 && labels.is_none();
+        let other = if is_own { None } else { Some(data(inputs.of(count, "the inputs")?, labels)?) };
+        let data = other.as_ref().unwrap_or(&trainer.data);
+        let mut trainer = trainer.trainer();
         trainer.admits(data)?;
         let score = trainer.evaluate(data)?;
         Ok(plimsoll_score { loss: score.loss, accuracy: score.accuracy.unwrap_or(-1.0) })
-    })
-}
+    }
 
-/// Writes the trained model as an .onnx file.
-#[unsafe(no_mangle)]
-pub extern "C" fn plimsoll_trainer_save(trainer: Option<&plimsoll_trainer>, path: Text, error: Fail) -> c_int {
-    done(error, || {
+    /// Writes the trained model as an .onnx file.
+    fn plimsoll_trainer_save(trainer: &plimsoll_trainer, path: Text) {
         let path = Path::new(path.text("the path")?);
-        let trainer = handle(trainer, "a trainer")?.trainer();
-        trainer.save(path)
-    })
+        trainer.trainer().save(path)
+    }
 }

@@ -54,10 +54,14 @@ fn of_kind(kind: u8, bits: usize) -> Option<DType> {
     TYPES.iter().find(|(.., code, of)| *code == kind && usize::from(*of) == bits).map(|(dtype, ..)| *dtype)
 }
 
+/// The name, the kind and the bits of a type, if NumPy and its kin have it.
+fn known(dtype: DType) -> Option<(&'static str, u8, u8)> {
+    TYPES.iter().find(|(known, ..)| *known == dtype).map(|&(_, name, kind, bits)| (name, kind, bits))
+}
+
 /// A type as NumPy calls it; by the project's own name if NumPy has none.
 pub(super) fn name_of(dtype: DType) -> String {
-    let known = TYPES.iter().find(|(known, ..)| *known == dtype);
-    known.map_or_else(|| dtype.to_string(), |(_, name, ..)| (*name).to_owned())
+    known(dtype).map_or_else(|| dtype.to_string(), |(name, ..)| name.to_owned())
 }
 
 /// The names, types and extents of a program's inputs or outputs.
@@ -388,7 +392,7 @@ static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 pub(super) fn empty<'py>(py: Python<'py>, port: &Port) -> PyResult<Bound<'py, PyAny>> {
     // NumPy has no type of its own for some that are stored in 16 bits.
     let stored = if port.dtype == DType::BF16 { DType::U16 } else { port.dtype };
-    let (_, name, ..) = TYPES.iter().find(|(known, ..)| *known == stored).ok_or_else(|| {
+    let (name, ..) = known(stored).ok_or_else(|| {
         let (name, dtype) = (&port.name, port.dtype);
         let what = format!("output '{name}': NumPy has no {dtype}: expected an array for it");
         raised(py, &Error::usage(what))
@@ -493,8 +497,7 @@ impl PyTensor {
             ));
         }
         let dtype = self.tensor.dtype();
-        let of = TYPES.iter().find(|(known, ..)| *known == dtype);
-        let of = of.map(|(.., code, bits)| DlType { code: *code, bits: *bits, lanes: 1 });
+        let of = known(dtype).map(|(_, code, bits)| DlType { code, bits, lanes: 1 });
         let of = of.ok_or_else(|| PyBufferError::new_err(format!("DLPack has no {dtype}")))?;
         let shape: Vec<i64> = self.tensor.shape().iter().map(|&extent| extent as i64).collect();
         let keeper = Box::into_raw(Box::new(Keeper { shape, _tensor: self.tensor.clone() }));

@@ -139,17 +139,20 @@ impl PyModel {
         })
     }
 
-    /// The largest extent of a dim, or the largest batch of a training.
+    /// The largest extent of a dim, or the largest batch of a training. If none fits, `_at` of the exception is the dim and its smallest extent.
     fn max_batch(&self, py: Python, target: String, dim: Option<String>, method: Option<String>) -> PyResult<String> {
         let model = Arc::clone(&self.model);
-        long(py, move || {
+        let found = long(py, move || {
             let target = Target::named(&target)?;
-            let found = match method {
-                None => model.max_batch(&target, dim.as_deref())?,
-                Some(method) => model.max_batch_of_training(&target, &settings::training(&method, 1)?)?,
-            };
-            let limit = model.options().memory_limit.expect("without a limit nothing is found");
-            Ok(found.told(limit, model.path())?.to_string())
+            match method {
+                None => model.max_batch(&target, dim.as_deref()),
+                Some(method) => model.max_batch_of_training(&target, &settings::training(&method, 1)?),
+            }
+        })?;
+        let limit = self.model.options().memory_limit.expect("without a limit nothing is found");
+        found.told(limit, self.model.path()).map(|told| told.to_string()).map_err(|error| {
+            let (error, at) = (raised(py, &error), found.next.as_ref().map(|size| (&found.dim, size.extent)));
+            error.value(py).setattr("_at", at).map_or_else(|other| other, |()| error)
         })
     }
 
@@ -172,8 +175,7 @@ impl PyModel {
 
     fn session(&self, py: Python) -> PyResult<session::PySession> {
         let model = Arc::clone(&self.model);
-        let made = long(py, move || model.session())?;
-        Ok(session::PySession::new(made))
+        Ok(session::PySession::new(long(py, move || model.session())?))
     }
 
     fn trainer(
@@ -204,6 +206,7 @@ struct PyPlan {
     /// What a file of it names.
     source: Option<Source>,
     /// Dims that no option gave.
+    #[pyo3(get)]
     assumed: Vec<String>,
     /// The graphs that pictures are drawn with.
     drawn: Option<Drawn>,
@@ -256,11 +259,6 @@ impl PyPlan {
     #[getter]
     fn bytes(&self) -> u64 {
         self.plan.bytes()
-    }
-
-    #[getter]
-    fn assumed(&self) -> Vec<String> {
-        self.assumed.clone()
     }
 
     /// The bytes by class.

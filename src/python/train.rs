@@ -38,6 +38,8 @@ pub(super) fn data(inputs: &Bound<PyAny>, labels: &Bound<PyAny>) -> PyResult<Dat
 pub(super) struct PyTrainer {
     trainer: Arc<Mutex<Trainer>>,
     data: Arc<Data>,
+    /// The steps of the training.
+    #[pyo3(get)]
     steps: u64,
 }
 
@@ -64,12 +66,6 @@ impl PyTrainer {
     #[getter]
     fn device(&self, py: Python) -> PyResult<String> {
         self.with(py, |trainer, _| Ok(trainer.session().device().to_owned()))
-    }
-
-    /// The steps of the training.
-    #[getter]
-    fn steps(&self) -> u64 {
-        self.steps
     }
 
     #[getter]

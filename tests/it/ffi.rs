@@ -25,12 +25,10 @@ fn read(file: &str) -> String {
 fn c_type(rust: &str) -> String {
     let inner = |prefix: &str| rust.strip_prefix(prefix).and_then(|rest| rest.strip_suffix('>'));
     let pointer = |to: String| if to.ends_with('*') { format!("{to}*") } else { format!("{to} *") };
-    if let Some(to) =
-        inner("Out<").or_else(|| inner("Places<")).or_else(|| inner("Option<Box<").map(|to| &to[..to.len() - 1]))
-    {
+    if let Some(to) = inner("Places<").or_else(|| inner("Box<")) {
         return pointer(c_type(to));
     }
-    if let Some(to) = inner("List<").or_else(|| inner("Option<&")) {
+    if let Some(to) = inner("List<").or_else(|| inner("Option<&")).or_else(|| rust.strip_prefix('&')) {
         return format!("const {}", pointer(c_type(to)));
     }
     if let Some(to) = rust.strip_prefix("*mut ") {
@@ -41,7 +39,6 @@ fn c_type(rust: &str) -> String {
     }
     let plain = match rust {
         "Text" => "const char *",
-        "Fail" => "plimsoll_error **",
         "c_int" => "int",
         "c_char" => "char",
         "c_void" => "void",
@@ -62,6 +59,31 @@ fn declared(field: &str) -> String {
     let (name, rust) = field.trim().trim_start_matches("pub ").split_once(": ").expect("a name and a type");
     let c = c_type(rust);
     if c.ends_with('*') { format!("{c}{name}") } else { format!("{c} {name}") }
+}
+
+/// A function as C declares it: `name(parameters) -> result` of Rust, or of the macro `doors!`, where the result may be a place with a name, and
+/// what has a body and no result gives a code alone.
+fn prototype(rust: &str, has_code: bool) -> String {
+    let (name, rest) = rust.split_once('(').expect("parameters");
+    let (parameters, result) = rest.rsplit_once(')').expect("parameters");
+    let mut parameters: Vec<_> = parameters.split(',').filter(|p| !p.trim().is_empty()).map(declared).collect();
+    let result = result.trim().strip_prefix("-> ").unwrap_or_default();
+    let place = result.split_once(": ").map(|(name, of)| match of.split_once(" or ") {
+        Some((value, _)) => format!("{} *{name}", c_type(value)),
+        None if of == "String" => format!("char **{name}"),
+        None => format!("{} **{name}", c_type(of)),
+    });
+    let result = match result {
+        _ if place.is_some() || has_code => {
+            parameters.extend(place.into_iter().chain(["plimsoll_error **error".to_owned()]));
+            "int".to_owned()
+        }
+        "" => "void".to_owned(),
+        plain => c_type(plain),
+    };
+    let gap = if result.ends_with('*') { "" } else { " " };
+    let parameters = if parameters.is_empty() { "void".to_owned() } else { parameters.join(", ") };
+    format!("{result}{gap}{name}({parameters});")
 }
 
 fn comment(lines: &[&str], indent: &str) -> String {
@@ -86,7 +108,10 @@ fn header() -> String {
             let _ = write!(text, "{}\n#ifndef PLIMSOLL_H\n#define PLIMSOLL_H\n\n", comment(&head, ""));
             text += "#include <stddef.h>\n#include <stdint.h>\n\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n\n@";
         }
+        let mut is_door = false;
         while let Some(line) = lines.next() {
+            is_door = line == "doors! {" || is_door && line != "}";
+            let line = if is_door { line.strip_prefix("    ").unwrap_or(line) } else { line };
             if let Some(section) = line.strip_prefix("// ---- ") {
                 let _ = write!(text, "\n/* ---- {section} ---- */\n");
             } else if let Some(doc) = line.strip_prefix("///") {
@@ -99,19 +124,14 @@ fn header() -> String {
                 let (name, value) = rest.split_once(": ").expect("a type");
                 let value = value.split_once("= ").expect("a value").1.trim_end_matches(';');
                 let _ = write!(text, "\n{}#define PLIMSOLL_{name} {value}\n", comment(&docs, ""));
-            } else if let (true, Some(rest)) = (is_c, line.strip_prefix("pub extern \"C\" fn ")) {
+            } else if let Some(rest) = line.strip_prefix(if is_door { "fn " } else { "pub extern \"C\" fn " }) {
                 let mut all = rest.to_owned();
-                while !all.ends_with('{') {
+                while !all.contains(['{', ';']) {
                     all += lines.next().expect("a function has a body").trim();
                 }
-                let (name, rest) = all.split_once('(').expect("parameters");
-                let (parameters, result) = rest.rsplit_once(')').expect("parameters");
-                let result =
-                    result.trim().trim_end_matches('{').trim().strip_prefix("-> ").map_or("void".into(), c_type);
-                let gap = if result.ends_with('*') { "" } else { " " };
-                let parameters: Vec<_> = parameters.split(',').filter(|p| !p.trim().is_empty()).map(declared).collect();
-                let parameters = if parameters.is_empty() { "void".to_owned() } else { parameters.join(", ") };
-                let _ = write!(text, "\n{}{result}{gap}{name}({parameters});\n", comment(&docs, ""));
+                let (head, body) = all.split_at(all.find(['{', ';']).expect("a body, or an end"));
+                let has_code = is_door && body.starts_with('{') && !head.contains("->");
+                let _ = write!(text, "\n{}{}\n", comment(&docs, ""), prototype(head.trim(), has_code));
             } else if let Some(name) = line.strip_prefix("pub struct ").and_then(|rest| rest.strip_suffix(" {")) {
                 handles += &format!("typedef struct {name} {name};\n");
                 if is_c {
@@ -254,6 +274,7 @@ fn run(program: &Path, checked: bool) -> String {
     } else if checked {
         eprintln!("SKIPPED: valgrind is not here");
     }
+    let _ = fs::remove_file(file);
     fs::remove_file(program).expect("it was built");
     String::from_utf8(output.stdout).expect("it prints text")
 }
@@ -274,6 +295,14 @@ fn a_program_of_cpp_plans() {
     if has("g++") {
         let told = run(&built("g++", CPP, "tests/examples/c/plan.cpp"), true);
         assert!(told.contains("does not fit") && told.contains("the largest batch"), "{told}");
+    }
+}
+
+#[test]
+fn a_program_of_cpp_trains() {
+    if has("g++") {
+        let told = run(&built("g++", CPP, "tests/examples/c/train.cpp"), false);
+        assert!(told.contains("steps are an epoch") && told.contains("was written: 1"), "{told}");
     }
 }
 

@@ -190,15 +190,17 @@ fn what_is_no_plan_of_the_model_is_refused() {
     run(&saved, DIGITS, &["--set", "batch=4"], &["plan.json", "dim 'batch' is 4: the plan has 3"]);
     run(&saved, DIGITS, &["--set", "rows=4"], &["dim 'rows' is 4: the plan binds no such dim"]);
     ok(&[&["run", &saved, "--model", DIGITS, "--set", "batch=3"]]);
-    for flags in [
-        &["--no-fuse"][..],
-        &["--chunks", "2"],
-        &["--output", "other"],
-        &["--state", "a=b"],
-        &["--training"],
-        &["--threads", "1"],
+    for (flags, option) in [
+        (&["--no-fuse"][..], "option no_fuse"),
+        (&["--chunks", "2"][..], "option chunks"),
+        (&["--f16"][..], "option f16"),
+        (&["--prefer", "memory"][..], "option prefer"),
+        (&["--output", "other"][..], "option output:"),
+        (&["--state", "a=b"][..], "option state"),
+        (&["--training"][..], "option training"),
+        (&["--threads", "1"][..], "option threads"),
     ] {
-        run(&saved, DIGITS, flags, &["plan.json", "the plan was made with another", "plan the model again"]);
+        run(&saved, DIGITS, flags, &["plan.json", option, "the plan was made with another", "plan the model again"]);
     }
     run(&saved, DIGITS, &["--input", "image=4x1x8x8xf32=0"], &["'image'", "f32[3,1,8,8]", "f32[4,1,8,8]"]);
     run(&saved, DIGITS, &["--backend", "wgpu"], &["plan.json", "the plan is for cpu, not for wgpu"]);

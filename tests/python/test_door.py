@@ -120,9 +120,16 @@ class Plans(unittest.TestCase):
         found = {"error": str(error), "exit_code": error.exit_code, "needed_bytes": error.needed, "limit_bytes": error.limit}
         self.assertEqual(found, {name: told[name] for name in found})
         self.assertEqual((error.path, error.needed > error.limit), (str(DIGITS), True))
+        self.assertEqual(error.advice.peak["bytes"], error.needed)
+        self.assertIn("weights in 4 bits", [remedy["name"] for remedy in error.remedies])
+        for options in ({"dims": {"batch": 8}}, {"batch": 8}):
+            with self.assertRaises(plimsoll.DoesNotFit) as caught:
+                plimsoll.max_batch(DIGITS.read_bytes(), memory_limit="100KiB", dim="batch", **options)
+            self.assertEqual(len(caught.exception.remedies), len(error.remedies))
         with self.assertRaises(plimsoll.DoesNotFit) as caught:
             plimsoll.max_batch(DIGITS, memory_limit="1KiB", train={"loss": "cross_entropy"})
         self.assertEqual(caught.exception.limit, 1024)
+        self.assertIsInstance(caught.exception.remedies, list)
 
     def test_other_verbs_answer(self):
         self.assertIn("remedies", dir(plimsoll.advise(DIGITS, batch=8)))

@@ -390,7 +390,23 @@ def max_batch(model: Source, *, memory_limit: Bytes, dim: Optional[str] = None, 
         raise UsageError("dim: a training enlarges its batch")
     if batch is not None:
         raise UsageError("train['batch']: it is what is looked for")
-    return Largest(json.loads(made.max_batch(target, dim, method)))
+    try:
+        return Largest(json.loads(made.max_batch(target, dim, method)))
+    except DoesNotFit as error:
+        if error._at is None:
+            raise
+        dim, extent = error._at
+
+        def advise():
+            if method is not None:
+                return _advice(made.advise(target, (extent, method)))
+            # The option batch may be what bound the dim.
+            dims, by_batch = options.get("dims") or {}, dim not in made.assumed
+            kept = {**options, "batch": None} if by_batch and dim not in dims else options
+            least = _model(model, inputs, {**kept, "memory_limit": memory_limit, "dims": {**dims, dim: extent}})
+            return _advice(least.advise(target, None))
+
+        raise _advising(error, advise) from None
 
 
 def fit(model: Source, *, memory_limit: Bytes, cards: Union[int, range] = range(1, 9), cluster: Optional[dict] = None, inputs: Any = None,

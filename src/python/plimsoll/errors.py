@@ -53,6 +53,7 @@ class DoesNotFit(PlimsollError, MemoryError):
 
     needed = limit = 0
     _advise = None
+    _at = None
     _advice = None
 
     @property

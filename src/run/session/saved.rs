@@ -158,18 +158,23 @@ impl Saved {
         let is_asked = |model: &Model| model.state.iter().all(|pair| asked.state.contains(pair));
         let is_output = |name| models.iter().any(|model| model.outputs.contains(name));
         let is_wanted = |model: &Model| model.outputs.iter().all(|name| asked.outputs.contains(name));
+        let is_default = asked.recipe == Recipe::default();
+        // By the names of the command's flags, which are those of all languages.
         let kept = [
             ("state", asked.state.is_empty() || asked.state.iter().all(is_state) && models.iter().all(is_asked)),
             ("given", asked.given.iter().all(|input| models.iter().any(|model| model.given.contains(input)))),
             ("training", !asked.training || models.iter().any(|model| model.training)),
-            (
-                "outputs",
-                asked.outputs.is_empty() || asked.outputs.iter().all(is_output) && models.iter().all(is_wanted),
-            ),
+            ("output", asked.outputs.is_empty() || asked.outputs.iter().all(is_output) && models.iter().all(is_wanted)),
             ("ties", asked.ties.iter().all(|tie| models.iter().any(|model| model.ties.contains(tie)))),
-            ("recipe", asked.recipe == Recipe::default() || asked.recipe == *recipe),
+            ("f16", is_default || asked.recipe.f16 == recipe.f16),
+            ("no_fuse", is_default || asked.recipe.fuse == recipe.fuse),
+            ("chunks", is_default || asked.recipe.chunks == recipe.chunks),
+            ("quantize", is_default || asked.recipe.quantize == recipe.quantize),
+            ("cache", is_default || asked.recipe.int8_caches == recipe.int8_caches),
+            ("prefer", is_default || asked.recipe.prefer == recipe.prefer),
+            ("offload", is_default || asked.recipe.offload == recipe.offload),
             ("threads", threads),
-            ("libraries", asked.libraries || target.libraries == Libraries::default()),
+            ("no_libraries", asked.libraries || target.libraries == Libraries::default()),
             ("allow_tf32", !asked.allow_tf32 || target.allow_tf32),
         ];
         if let Some((option, _)) = kept.into_iter().find(|(_, kept)| !kept) {
