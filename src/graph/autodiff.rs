@@ -65,6 +65,13 @@ struct Sweep<'a> {
     seed: ValueId,
 }
 
+/// Gradients that lie side by side along an axis, and those of the whole.
+struct Stretches {
+    axis: usize,
+    inner: Vec<ValueId>,
+    others: Vec<ValueId>,
+}
+
 impl Sweep<'_> {
     /// Marks the float outputs of a node that reads an active value.
     fn activate(&mut self, node: NodeId) {
@@ -94,12 +101,15 @@ impl Sweep<'_> {
         let name = format!("{GRADIENT}{}", self.graph.value_name(value));
         let whole = self.stretches(&parts);
         let sum = build(self.nodes_of(&name), |b| {
-            if let Some((axis, stretches)) = &whole {
-                let stretches: Vec<_> = stretches.iter().map(|&part| b.value(part)).collect();
-                return Ok(vec![b.concat(&stretches, *axis as i64)]);
+            let (mut sum, mut rest) = (None, &parts);
+            if let Some(Stretches { axis, inner, others }) = &whole {
+                let inner: Vec<_> = inner.iter().map(|&part| b.value(part)).collect();
+                (sum, rest) = (Some(b.concat(&inner, *axis as i64)), others);
             }
-            let parts = parts.iter().map(|&part| b.value(part));
-            Ok(parts.reduce(|sum, part| sum + part).into_iter().collect())
+            for part in rest.iter().map(|&part| b.value(part)) {
+                sum = Some(sum.map_or(part, |sum| sum + part));
+            }
+            Ok(sum.into_iter().collect())
         });
         let sum = sum.map_err(Error::graph)?[0];
         // Others may ask again.
@@ -107,8 +117,8 @@ impl Sweep<'_> {
         Ok(Some(sum))
     }
 
-    /// The stretches of an axis that gradients are zeros around, in order, if they are all of the axis and have nothing in common.
-    fn stretches(&self, parts: &[ValueId]) -> Option<(usize, Vec<ValueId>)> {
+    /// The gradients that are stretches of an axis with zeros around them, if they are all of the axis and have nothing in common.
+    fn stretches(&self, parts: &[ValueId]) -> Option<Stretches> {
         let stretch = |&part: &ValueId| {
             let (node, shape) = (self.graph.node(part.node), &self.graph.fact(part).shape);
             let &[Some(inner)] = &self.graph.operands(part.node)[..] else { return None };
@@ -119,7 +129,8 @@ impl Sweep<'_> {
             let (axis, None) = (padded.next()?, padded.next()) else { return None };
             Some((axis, pads[axis], self.graph.fact(inner).shape[axis] as i64, inner))
         };
-        let mut all = parts.iter().map(stretch).collect::<Option<Vec<_>>>()?;
+        let others = parts.iter().copied().filter(|part| stretch(part).is_none()).collect();
+        let mut all: Vec<_> = parts.iter().filter_map(stretch).collect();
         all.sort_unstable_by_key(|&(_, start, ..)| start);
         let &(axis, ..) = all.first()?;
         let mut next = 0;
@@ -130,7 +141,8 @@ impl Sweep<'_> {
             next += len;
         }
         let is_whole = next == self.graph.fact(parts[0]).shape[axis] as i64;
-        is_whole.then(|| (axis, all.into_iter().map(|(.., inner)| inner).collect()))
+        let inner = all.into_iter().map(|(.., inner)| inner).collect();
+        is_whole.then_some(Stretches { axis, inner, others })
     }
 
     /// Hands the gradients of a node's outputs to its inputs.

@@ -348,24 +348,50 @@ fn gradients_with_other_values_around_them_are_added_up() {
     assert_eq!(values(&graph, &inputs)[&graph.outputs()[1].1], [8.0, 9.0, 8.0, 9.0]);
 }
 
+/// Halves of a value that is read as a whole, too, as where it is turned: their gradients are side by side, and no zeros stand around them.
+#[test]
+fn gradients_of_halves_and_of_the_whole_are_added_up() {
+    let g = Trace::new("turned");
+    let [x, w, v] = ["x", "w", "v"].map(|name| g.input(name, DType::F32, [1, 4]));
+    let half = |from: i64| {
+        let attrs = Attrs::new().with("axes", vec![1]).with("starts", vec![from]).with("ends", vec![from + 2]);
+        x.op("Slice", &[], attrs)
+    };
+    let turned = (-half(2)).op("Concat", &[half(0)], Attrs::new().with("axis", 1));
+    let loss = (x * w + turned * v).reduce_sum(&[], false);
+    g.output("loss", loss);
+    g.output("dx", g.grad(loss, &[x])[0]);
+    let graph = g.finish().expect("it is sound");
+    let inputs = [vec![0.0; 4], vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 20.0, 30.0, 40.0]];
+    assert_eq!(values(&graph, &inputs)[&graph.outputs()[1].1], [31.0, 42.0, -7.0, -16.0]);
+    let pads = graph.order().expect("it has one").into_iter().filter(|&node| graph.node(node).op_name() == "Pad");
+    assert_eq!(pads.count(), 0);
+}
+
 /// A table of few rows that many indices name: its gradient is that of stretches of the updates, on devices, too.
 #[test]
 fn gradients_of_small_tables_are_those_of_the_reference() {
-    let (rows, count) = (7, 4096);
-    let g = Trace::new("table");
-    let table = g.input("table", DType::F32, [rows, 3]);
-    let weights = g.input("weights", DType::F32, [count, 3]);
     let mut random = Random(11);
-    let indices: Vec<f64> = random.draw(-(rows as f64), rows as f64, count).into_iter().map(f64::floor).collect();
-    let indices = g.constant("indices", Tensor::from_f64(DType::I64, [count], &indices));
-    let taken = table.op("Gather", &[indices], Attrs::new().with("axis", 0));
-    let loss = (taken * weights).reduce_sum(&[], false);
-    g.output("dtable", g.grad(loss, &[table])[0]);
-    let graph = g.finish().expect("it is sound");
-    let mut state = 5;
-    for opener in common::backends() {
-        let plan = common::runs_as_the_reference(&graph, &opener, &mut state);
-        // Stretches are sums of their own, and a sum of these.
-        assert!(opener.0 == "cpu" || plan.programs[0].steps.len() > 1, "{}: one step", opener.0);
+    let few: Vec<f64> = random.draw(-7.0, 7.0, 4096).into_iter().map(f64::floor).collect();
+    // A large table, most of whose updates are for one row: a workgroup lists them a part at a time.
+    let one: Vec<f64> =
+        random.draw(-70.0, 700.0, 600).into_iter().map(|at| if at < 70.0 { at.floor() } else { 3.0 }).collect();
+    for (rows, width, indices, parts) in [(7, 3, few, true), (70, 1000, one, false)] {
+        let count = indices.len();
+        let g = Trace::new("table");
+        let table = g.input("table", DType::F32, [rows, width]);
+        let weights = g.input("weights", DType::F32, [count, width]);
+        let indices = g.constant("indices", Tensor::from_f64(DType::I64, [count], &indices));
+        let taken = table.op("Gather", &[indices], Attrs::new().with("axis", 0));
+        let loss = (taken * weights).reduce_sum(&[], false);
+        g.output("dtable", g.grad(loss, &[table])[0]);
+        let graph = g.finish().expect("it is sound");
+        let mut state = 5;
+        for opener in common::backends() {
+            let plan = common::runs_as_the_reference(&graph, &opener, &mut state);
+            // Stretches are sums of their own, and a sum of these.
+            let is_one = plan.programs[0].steps.len() == 1;
+            assert!(opener.0 == "cpu" || !parts || !is_one, "{}: one step", opener.0);
+        }
     }
 }

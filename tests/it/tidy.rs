@@ -59,6 +59,7 @@ const LAYERS: &[&[&str]] = &[
         "ffi",
         "web",
         "decoder",
+        "train::prefetch",
         "train::run",
         "train::classes",
         "train::curve",

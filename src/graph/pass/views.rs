@@ -9,25 +9,34 @@
 //! MatMul (Transpose (x), w) + b   =   Transpose (MatMul (x, w) + b)        rows of x lie where they are wanted
 //! Transpose (MatMul (y, w) + b)   =   MatMul (Transpose (y), w) + b        y is transposed, anyway
 //! ```
+//!
+//! - In trainings on GPUs, a product whose columns are read as rows is that of its operands transposed, such as the gradient of keys:
+//!
+//! ```text
+//! Transpose (MatMul (Transpose (q), d))   =   MatMul (Transpose (d), q)
+//! ```
 
 use super::Context;
 use super::simplify::{addend, only};
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Call, Lower, NodeId, ValueId};
+use crate::op::{Attr, Attrs, Call, Lower, NodeId, ValueId};
 use crate::ops::Span;
 use crate::shape::{Access, Shape};
+use crate::target::Family;
 
 /// The most indices of a Gather that are looked at.
 const MAX_INDICES: usize = 1 << 16;
 /// The longest chain of views that is replaced as one.
 const MAX_VIEWS: usize = 64;
+/// Elements of 16 bits that are read at once.
+const VECTOR: usize = 8;
 /// The most axes of a Transpose that is made.
 const MAX_AXES: usize = 8;
 
 /// Rearranges views.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
-    for step in [pick, straighten, sink, lift] {
+    for step in [pick, swap, straighten, sink, lift] {
         for id in graph.order()? {
             step(graph, id, context)?;
         }
@@ -52,6 +61,53 @@ fn pick(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
     }
     graph.replace(id.output(0), value);
     Ok(())
+}
+
+/// Swaps the operands of a product whose columns are read as rows.
+fn swap(graph: &mut Graph, id: NodeId, context: &Context) -> Result<()> {
+    let found = context.decisions.if_found("swap", id, swapped(graph, id, context));
+    let Some((product, perm)) = found else { return Ok(()) };
+    let (name, operands) = (graph.node(product).name.clone(), graph.operands(product));
+    graph.insert_at(product);
+    let mut turned = Vec::with_capacity(2);
+    for operand in operands.iter().rev() {
+        let rank = operand.map_or(0, |value| graph.fact(value).shape.len());
+        let mut own: Vec<usize> = (0..rank).collect();
+        own.swap(rank - 2, rank - 1);
+        turned.push(Some(context.add(graph, &name, "Transpose", &[*operand], transpose(&own))?));
+    }
+    let value = context.add(graph, &name, "MatMul", &turned, Attrs::new())?;
+    graph.insert_at(id);
+    let name = graph.node(id).name.clone();
+    let value = context.add(graph, &name, "Transpose", &[Some(value)], transpose(&perm))?;
+    graph.replace(id.output(0), value);
+    Ok(())
+}
+
+/// The product that a Transpose alone reads by its columns, and the order of the axes of the product of its operands swapped.
+fn swapped(graph: &Graph, id: NodeId, context: &Context) -> Option<(NodeId, Vec<usize>)> {
+    let (node, operands) = (graph.node(id), graph.operands(id));
+    let (Some(Attr::Ints(perm)), &[Some(value)]) = (node.attrs.get("perm"), &operands[..]) else { return None };
+    let product = value.node;
+    let rank = perm.len();
+    let is_read_by_columns = rank >= 2 && perm[rank - 1] == rank as i64 - 2;
+    let factors = graph.operands(product);
+    let matrices = factors.iter().all(|factor| factor.is_some_and(|factor| graph.fact(factor).shape.len() == rank));
+    // Rows that no vector fits are made longer, which another pass does.
+    let even = graph.fact(value).shape.iter().rev().take(2).all(|extent| extent.is_multiple_of(VECTOR));
+    let fits = context.target.family != Family::Cpu
+        && graph.has_backward()
+        && even
+        && node.op_name() == "Transpose"
+        && graph.node(product).op_name() == "MatMul"
+        && graph.users(value).len() == 1
+        && !graph.is_output(value);
+    let turn = |&axis: &i64| match rank - 1 - axis as usize {
+        0 => rank - 2,
+        1 => rank - 1,
+        _ => axis as usize,
+    };
+    (fits && is_read_by_columns && matrices).then(|| (product, perm.iter().map(turn).collect()))
 }
 
 /// The data of a Gather, and the Slice that its indices are.
