@@ -5,9 +5,11 @@
 //! x (bf16) - f (f32) -+- sum            x -+- f - sum
 //!                     '- g - product       '- f' - g - product
 //! ```
+//!
+//! So may kernels that reduce the same rows, such as those of a softmax and of its gradient.
 
 use super::Prepared;
-use super::group::{GroupKind, MAX_GROUP_NODES, is_computable, max_reads, uses_index};
+use super::group::{GroupKind, MAX_GROUP_NODES, is_computable, keeps_index, max_reads, uses_index};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Lower, NodeId, ValueId};
@@ -42,7 +44,7 @@ pub fn run(prepared: &mut Prepared, target: &Target, copies: &mut HashMap<NodeId
     for &node in order.iter().rev() {
         let Some(own) = kernels.of.get(&node).copied() else { continue };
         let group = kernels.prepared.groups.get(own);
-        if group.sink != node || group.kind != GroupKind::Map {
+        if group.sink != node || !matches!(group.kind, GroupKind::Map | GroupKind::Row { .. }) {
             continue;
         }
         let readers = kernels.readers(own, node);
@@ -111,15 +113,42 @@ impl Kernels<'_> {
     fn takes(&self, reader: usize, user: NodeId, own: usize, indexed: bool) -> bool {
         let graph = &self.prepared.graph;
         let group = self.prepared.groups.get(reader);
+        if let GroupKind::Row { reduction } = self.prepared.groups.get(own).kind {
+            return self.takes_rows(reader, reduction, own);
+        }
         let full = match group.kind {
             GroupKind::Map => &graph.fact(group.sink.output(0)).shape,
-            GroupKind::Row { reduction } if !indexed => {
+            GroupKind::Row { reduction } if !indexed || keeps_index(graph, reduction) => {
                 &graph.fact(graph.operands(reduction)[0].expect("a reduction reads one value")).shape
             }
             _ => return false,
         };
         let is_code = matches!(graph.node(user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)));
         is_code && self.members[own].iter().all(|&node| is_computable(graph, self.target, node, full))
+    }
+
+    /// True if a kernel can reduce the rows that another reduces, and compute what that computes of each element.
+    fn takes_rows(&self, reader: usize, reduction: NodeId, own: usize) -> bool {
+        let graph = &self.prepared.graph;
+        let reduced = |node: NodeId| {
+            let full = graph.operands(node)[0].map(|value| graph.fact(value).shape.clone())?;
+            let axes = graph.with_call(node, |call| call.reduced_axes())?.ok()?;
+            Some((full, axes))
+        };
+        let shape = |node: NodeId| &graph.fact(node.output(0)).shape;
+        let Some((full, axes)) = reduced(reduction) else { return false };
+        let sink = self.prepared.groups.get(own).sink;
+        // A result per row is small: it is stored.
+        if *shape(sink) != full || shape(reduction).numel() == full.numel() {
+            return false;
+        }
+        match self.prepared.groups.get(reader).kind {
+            GroupKind::Map => self.members[reader].iter().all(|&node| *shape(node) == full),
+            GroupKind::Row { reduction: other } => {
+                reduced(other) == Some((full, axes)) && shape(other) == shape(reduction)
+            }
+            _ => false,
+        }
     }
 
     /// True if kernels with copies of their own move fewer bytes than with a value that is stored.

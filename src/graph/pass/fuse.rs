@@ -2,7 +2,10 @@
 
 use super::Context;
 use super::attention;
-use super::group::{Group, GroupKind, Groups, MAX_GROUP_NODES, dequantized, is_computable, max_reads, uses_index};
+use super::group::{
+    Group, GroupKind, Groups, MAX_GROUP_NODES, dequantized, is_computable, is_made_of_index, keeps_index, max_reads,
+    uses_index,
+};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -199,7 +202,9 @@ impl Fuser<'_> {
             let readers = self.graph.users(joined.output(0));
             let free = readers.into_iter().filter(|&u| !members.contains(u) && self.is_free(u));
             frontier.extend(free.map(|u| (self.position[u.index()], u)));
-            let fits = |&(_, n): &(usize, NodeId)| self.fits(n, space) && self.may_join(&members, n);
+            let fits = |&(_, n): &(usize, NodeId)| {
+                self.fits(n, space) && !self.masks(n, &members) && self.may_join(&members, n)
+            };
             let Some(next) = frontier.iter().copied().find(fits) else { break };
             frontier.remove(&next);
             joined = next.1;
@@ -256,6 +261,14 @@ impl Fuser<'_> {
         self.graph.is_output(value) || self.graph.users(value).iter().any(|&u| !members.contains(u))
     }
 
+    /// True if a node hides parts of a product by a mask that is made of the index. In the product's own kernel the mask would be a tensor: a
+    /// library reads no other. Those that read the scores compute it.
+    fn masks(&self, node: NodeId, members: &Members) -> bool {
+        let graph = self.graph;
+        let is_product = matches!(graph.node(members.nodes[0]).op().map(|op| op.lower), Some(Lower::Template(_)));
+        is_product && graph.operands(node).into_iter().flatten().any(|value| is_made_of_index(graph, value))
+    }
+
     /// True if a group with this node reads no more values from outside than a group may. What is kept for the backward computation is
     /// computed with the forward one.
     fn may_join(&self, members: &Members, node: NodeId) -> bool {
@@ -278,7 +291,8 @@ impl Fuser<'_> {
     fn grow_up(&mut self, mut members: Members, full: &Shape) {
         let lower = |node: NodeId| self.graph.node(node).op().map(|op| op.lower);
         let group = self.groups[members.nodes[0].index()];
-        let has_row = members.nodes.iter().any(|&n| matches!(lower(n), Some(Lower::Reduce(_))));
+        let reduces = |&n: &NodeId| matches!(lower(n), Some(Lower::Reduce(_)));
+        let turns = members.nodes.iter().filter(|n| reduces(n)).any(|&n| !keeps_index(self.graph, n));
         let is_template = |node: NodeId| matches!(lower(node), Some(Lower::Template(_)));
         let has_template = members.nodes.iter().any(|&node| is_template(node));
         let (graph, target) = (self.graph, self.context.target);
@@ -300,7 +314,7 @@ impl Fuser<'_> {
                     && members.nodes.len() < MAX_GROUP_NODES
                     && self.context.decisions.if_valid("grow", producer, computes(producer))
                     && !self.leaves(producer, &members)
-                    && !(has_row && uses_index(self.graph, producer, map))
+                    && !(turns && uses_index(self.graph, producer, map))
                     && !self.graph.users(value).into_iter().any(is_template)
                     && self.may_join(&members, producer)
                 {

@@ -26,6 +26,33 @@ pub(super) fn uses_index(graph: &Graph, node: NodeId, map: fn(&Args, &Call) -> E
     graph.with_call(node, |call| call.uses_index(map)).expect("a map is an operator")
 }
 
+/// True if a reduction's rows are the last axes of what it reduces, so that its kernel's index is that of the elementwise nodes in it.
+pub(super) fn keeps_index(graph: &Graph, reduction: NodeId) -> bool {
+    let axes = graph.with_call(reduction, |call| call.reduced_axes());
+    let rank = graph.operands(reduction)[0].map_or(0, |value| graph.fact(value).shape.len());
+    matches!(axes, Some(Ok(axes)) if axes.iter().copied().eq(rank - axes.len()..rank))
+}
+
+/// True if a value is made of the index and of single numbers alone, such as a mask.
+pub(super) fn is_made_of_index(graph: &Graph, value: ValueId) -> bool {
+    const DEPTH: usize = 4;
+    fn made(graph: &Graph, mut value: ValueId, left: usize) -> Option<bool> {
+        while graph.is_view(value.node) {
+            value = graph.operands(value.node)[0]?;
+        }
+        if graph.fact(value).shape.numel() == 1 {
+            return Some(false);
+        }
+        let Some(Lower::Map(map)) = graph.node(value.node).op().map(|op| op.lower) else { return None };
+        let mut indexed = uses_index(graph, value.node, map);
+        for operand in graph.operands(value.node).into_iter().flatten() {
+            indexed |= made(graph, operand, left.checked_sub(1)?)?;
+        }
+        Some(indexed)
+    }
+    made(graph, value, DEPTH) == Some(true)
+}
+
 /// A value of so many times fewer elements is computed for each element of a kernel that reads it.
 const SMALLER: usize = 64;
 

@@ -2,7 +2,7 @@
 
 use super::Lowering;
 use super::buffer_view::Read;
-use super::constant::literal;
+use super::constant::{counted, literal, seen};
 use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::RowReduction;
@@ -18,9 +18,29 @@ pub(super) struct Code {
     pub(super) reductions: Vec<RowReduction>,
     /// The number of the first operand. A core value comes before it.
     pub(super) first: usize,
+    /// True if numbers that count up are computed of the index.
+    pub(super) counts: bool,
 }
 
+/// A value that a kernel reads so many times is worth a copy in the kernel's order.
+const REPEATED: usize = 8;
+
 impl Lowering<'_> {
+    /// True if neighbouring invocations of a GPU would read elements of a value far from each other, each many times, such as a table of biases
+    /// that lies transposed beside the scores of all images.
+    fn gathers(&self, place: &Access, within: &dyn Fn(&Access) -> Option<Access>) -> bool {
+        let step = |access: &Access| {
+            let axis = (0..access.shape.len()).rev().find(|&axis| access.shape[axis] > 1);
+            axis.map_or(0, |axis| access.strides[axis].unsigned_abs())
+        };
+        let dense = Access::contiguous(place.shape.clone());
+        let (Some(own), Some(copied)) = (within(place), within(&dense)) else { return false };
+        self.target.launches_cost()
+            && step(&own) > 1
+            && step(&copied) == 1
+            && place.shape.numel().saturating_mul(REPEATED) <= own.shape.numel()
+    }
+
     /// The expression of a group's last node. `access` turns a value's access into the kernel's index space, given the
     /// rank of the value that the elementwise node reading it produces.
     pub(super) fn compute(
@@ -52,14 +72,26 @@ impl Lowering<'_> {
                     args.push(Some(expr.clone()));
                     continue;
                 }
-                if let Some(literal) = literal(graph, value)? {
-                    args.push(Some(literal));
-                    continue;
+                if let Some((constant, own)) = seen(graph, value) {
+                    if let Some(literal) = literal(constant)? {
+                        args.push(Some(literal));
+                        continue;
+                    }
+                    let own = access(&own.broadcast(&shape), shape.len()).filter(|_| code.counts);
+                    if let Some(number) = own.and_then(|own| counted(constant, &own)) {
+                        args.push(Some(number));
+                        continue;
+                    }
                 }
-                let place = self.place(value)?;
-                let seen = access(&place.access.broadcast(&shape), shape.len());
-                let seen = seen.ok_or_else(|| node.error("an operand cannot be read in the kernel's index space"))?;
-                let read = (place.buffer, self.operand(place.buffer, seen));
+                let mut place = self.place(value)?;
+                let within = |place: &Access| access(&place.broadcast(&shape), shape.len());
+                if self.gathers(&place.access, &within) {
+                    place = self.contiguous(value, &place)?;
+                    self.places.insert(value, place.clone());
+                }
+                let own = within(&place.access);
+                let own = own.ok_or_else(|| node.error("an operand cannot be read in the kernel's index space"))?;
+                let read = (place.buffer, self.operand(place.buffer, own));
                 let number = code.reads.iter().position(|r| *r == read).unwrap_or_else(|| {
                     code.reads.push(read);
                     code.reads.len() - 1

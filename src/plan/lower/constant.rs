@@ -141,18 +141,48 @@ impl Lowering<'_> {
     }
 }
 
-/// The literal of a value: a constant of one element that code can hold exactly. Code computes halves in `f32`, so a number that was rounded
-/// to a half, such as a count or an epsilon, is read as it was before.
-pub(super) fn literal(graph: &Graph, value: ValueId) -> Result<Option<Expr>> {
-    match graph.as_constant(value) {
-        Some(c) if c.fact.shape.numel() == 1 => {
-            const EXACT: u128 = 1 << f64::MANTISSA_DIGITS;
-            let tensor = c.exact().value()?;
-            let exact = tensor.to_integers().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
-            Ok(tensor.held().to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype.held())))
-        }
-        _ => Ok(None),
+/// The constant that a value is, or is a view of, and how the value sees its elements.
+pub(super) fn seen(graph: &Graph, value: ValueId) -> Option<(&Arc<Constant>, Access)> {
+    if let Some(constant) = graph.as_constant(value) {
+        return Some((constant, Access::contiguous(constant.fact.shape.clone())));
     }
+    let Lower::View(view) = graph.node(value.node).op()?.lower else { return None };
+    let (constant, access) = seen(graph, graph.operands(value.node)[0]?)?;
+    Some((constant, graph.with_call(value.node, |call| view(call, &access))??))
+}
+
+/// The literal of a constant of one element that code can hold exactly. Code computes halves in `f32`, so a number that was rounded
+/// to a half, such as a count or an epsilon, is read as it was before.
+pub(super) fn literal(constant: &Arc<Constant>) -> Result<Option<Expr>> {
+    if constant.fact.shape.numel() != 1 {
+        return Ok(None);
+    }
+    const EXACT: u128 = 1 << f64::MANTISSA_DIGITS;
+    let tensor = constant.exact().value()?;
+    let exact = tensor.to_integers().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
+    Ok(tensor.held().to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, constant.fact.dtype.held())))
+}
+
+/// The most numbers that are looked at.
+const COUNTED: usize = 1 << 20;
+
+/// The expression of integers that count up by 1, such as those of classes, as a kernel sees them that moves through them along one axis: they
+/// are its index, and take neither memory nor reads.
+pub(super) fn counted(constant: &Constant, seen: &Access) -> Option<Expr> {
+    let (dtype, count) = (constant.fact.dtype, constant.fact.shape.numel());
+    if !matches!(dtype, DType::I64 | DType::I32) || !(2..=COUNTED).contains(&count) || !constant.is_at_hand() {
+        return None;
+    }
+    let mut moving = (0..seen.shape.len()).filter(|&axis| seen.shape[axis] > 1 && seen.strides[axis] != 0);
+    let (axis, None) = (moving.next()?, moving.next()) else { return None };
+    let values = constant.value().ok()?.to_integers()?;
+    let counts = values.windows(2).all(|pair| pair[1] == pair[0] + 1);
+    // What a stride of 1 and an offset reach is within the numbers.
+    let first = values[0].checked_add(seen.offset as i128)?;
+    let is_plain = counts && seen.strides[axis] == 1 && first.unsigned_abs() < 1 << 31;
+    let index = is_plain.then(|| Expr::index(axis))?;
+    let number = if first == 0 { index } else { index + Expr::lit(first as f64, DType::I64) };
+    Some(number.cast(dtype))
 }
 
 fn products_alone(graph: &Graph, value: ValueId) -> bool {

@@ -11,7 +11,7 @@ use crate::pass::Group;
 impl Lowering<'_> {
     /// Makes one kernel of elementwise code.
     pub(super) fn map(&mut self, Group { nodes, sink, .. }: &Group) -> Result<()> {
-        let mut code = Code::default();
+        let mut code = Code { counts: true, ..Code::default() };
         let value = (*sink).output(0);
         let shape = self.graph.fact(value).shape.clone();
         let result = self.compute(nodes, &mut code, &|access, _| Some(access.broadcast(&shape)))?;

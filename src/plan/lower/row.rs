@@ -26,7 +26,7 @@ struct Row {
 impl Lowering<'_> {
     /// Makes one kernel of reductions of the same rows, and of what is computed of their elements and results.
     pub(super) fn rows(&mut self, Group { nodes, sink, .. }: &Group, reduction: NodeId) -> Result<()> {
-        let mut code = Code::default();
+        let mut code = Code { counts: true, ..Code::default() };
         let value = (*sink).output(0);
         let shape = self.graph.fact(value).shape.clone();
         let row = Row::of(self.graph, reduction);

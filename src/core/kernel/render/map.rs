@@ -5,7 +5,7 @@ use super::scalar::Type::I32;
 use super::scalar::convert;
 use super::{Input, Module, Scalars, block, kernels};
 use crate::kernel::algorithm::{Elements, Text};
-use crate::kernel::schedule::map::Moves;
+use crate::kernel::schedule::map::{Moves, is_indexed};
 use crate::kernel::space::Along;
 use crate::shape::Access;
 use std::collections::BTreeSet;
@@ -64,7 +64,7 @@ impl Module<'_> {
         let writes: Vec<&Access> = kernel.writes.iter().map(|w| &w.access).collect();
         let stores = locate(&space, &writes, &BTreeSet::new());
         let Scalars { statements, results, .. } = scalars;
-        let mut wide = self.wide_loop(Scalars { statements, results, addresses: stores.addresses }, width);
+        let mut wide = self.wide_loop(Scalars { statements, results, addresses: stores.addresses }, width, "i");
         // Coordinates of reads and of writes may have the same names: the stores stand in a block of their own.
         let store = wide.len() - kernel.writes.len();
         let tail_lines: Vec<String> = wide.drain(store..).collect();
@@ -81,15 +81,21 @@ impl Module<'_> {
         Ok(())
     }
 
-    /// The body for `width` elements from variable `at` on: reads by way of `input`, results into `o0`, `o1` ...
-    pub(super) fn wide_loop(&self, scalars: Scalars, width: usize) -> Vec<String> {
+    /// The body for `width` elements from variable `at` on: reads by way of `input`, results into `o0`, `o1` ... Within the loop, `at` is the
+    /// element's own place.
+    pub(super) fn wide_loop(&self, scalars: Scalars, width: usize, at: &str) -> Vec<String> {
         let mut lines = Vec::new();
         for (w, _) in scalars.results.iter().enumerate() {
             let slot = self.kernel.reads.len() + w;
             lines.push(format!("wide<{}, {width}> o{w};", self.storage[slot].name()));
         }
+        let mut each = Vec::new();
+        if is_indexed(&self.kernel.body) {
+            lines.push(format!("const i32 {at}_first = {at};"));
+            each.push(format!("const i32 {at} = {at}_first + v;"));
+        }
         lines.push("#pragma unroll".into());
-        let mut each = scalars.statements;
+        each.extend(scalars.statements);
         for (w, (value, ty)) in scalars.results.iter().enumerate() {
             let stored = convert(value, *ty, self.storage[self.kernel.reads.len() + w]);
             each.push(format!("o{w}.v[v] = {stored};"));

@@ -76,13 +76,14 @@ impl Module<'_> {
         [lanes, across, width]: [usize; 3],
     ) -> Result<(), String> {
         let shape = &self.kernel.shape;
-        let Beside { held, .. } = Beside::new(self.kernel).ok_or("its rows do not lie side by side")?;
+        let Beside { held, shared, .. } = Beside::new(self.kernel).ok_or("its rows do not lie side by side")?;
         let space: Space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
-        for (k, &slot) in held.iter().enumerate() {
+        for (k, &slot) in held.iter().chain(&shared).enumerate() {
+            let width = if k < held.len() { width } else { 1 };
             let result = format!("wide<{}, {width}>", self.storage[slot].name());
             self.declarations.push(format!("{result} x{k}[{AHEAD}];"));
-            names.insert(slot, format!("x{k}[c].v[v]"));
+            names.insert(slot, format!("x{k}[c].v[{}]", if width > 1 { "v" } else { "0" }));
             let (mut body, address) = self.address(slot, &space);
             body.push(format!("return {};", self.read_wide(slot, width, &address)));
             self.wide_function(&format!("load_x{k}"), &[("row", I32), ("j", I32)], result, body);
@@ -109,7 +110,7 @@ impl Module<'_> {
             self.flags.push("LANES");
             self.share(&types, lanes * across * width);
         }
-        self.lists.insert("held", vec![Vec::new(); held.len()]);
+        self.lists.insert("held", vec![Vec::new(); held.len() + shared.len()]);
         Ok(())
     }
 
@@ -155,7 +156,7 @@ impl Module<'_> {
             let accesses: Vec<&Access> = kernel.writes.iter().map(|w| &w.access).collect();
             let stores = locate(&space, &accesses, &BTreeSet::new());
             let Scalars { statements, results, .. } = code;
-            let mut lines = self.wide_loop(Scalars { statements, results, addresses: stores.addresses }, width);
+            let mut lines = self.wide_loop(Scalars { statements, results, addresses: stores.addresses }, width, "j");
             let last = lines.len() - kernel.writes.len();
             lines.splice(last..last, stores.statements);
             self.function("finish", &parameters[..3], None, lines);

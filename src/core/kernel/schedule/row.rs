@@ -1,11 +1,11 @@
 //! How GPUs share the rows of a reduction among invocations.
 
 use super::Launch;
-use super::map::{inputs, is_indexed, widest};
+use super::map::{inputs, widest};
 use crate::dtype::DType;
 use crate::expr::{Body, Code};
 use crate::kernel::algorithm::Rows;
-use crate::kernel::space::{Along, along, is_aligned};
+use crate::kernel::space::{Along, BYTES, along, is_aligned};
 use crate::kernel::{Kernel, Operand, RowReduction, Template};
 use crate::shape::Access;
 use crate::target::{FEW_GROUPS, Family, REGISTERS, Target};
@@ -63,7 +63,7 @@ impl Moving {
         let Extents { outer, rows, length, per_row } = Extents::new(kernel);
         let reads = kernel.reads.len();
         let few = rows > 0 && rows < 1 << 30 && length < 1 << 30;
-        if !few || length < 32 || reductions.iter().map(|f| &f.body).chain([&kernel.body]).any(is_indexed) {
+        if !few || length < 32 {
             return None;
         }
         let reduced: BTreeSet<usize> = reductions.iter().flat_map(|f| inputs(&f.body)).collect();
@@ -95,6 +95,8 @@ impl Moving {
 pub(in crate::kernel) struct Beside {
     /// Reads that reductions use, and that move along the rows and across them.
     pub(in crate::kernel) held: Vec<usize>,
+    /// Those that move along the rows alone: neighbouring rows share their elements, such as the mean of a token where columns are added up.
+    pub(in crate::kernel) shared: Vec<usize>,
     /// The most rows that can be read at once.
     pub(in crate::kernel) width: usize,
 }
@@ -107,32 +109,44 @@ impl Beside {
         let Extents { outer, rows, length, .. } = Extents::new(kernel);
         let few = (1..1 << 30).contains(&rows) && (1..1 << 30).contains(&length);
         let depends = |body: &Body| body.code.iter().any(|i| matches!(i.code, Code::Reduction(_)));
-        if !few || reductions.iter().any(|f| is_indexed(&f.body) || depends(&f.body)) {
+        if !few || reductions.iter().any(|f| depends(&f.body)) {
             return None;
         }
         let reduced: BTreeSet<usize> = reductions.iter().flat_map(|f| inputs(&f.body)).collect();
-        // An element that all rows share, such as a row's mean where columns are added up, is read as it is.
-        let moves = |&slot: &usize| {
+        let across = |slot: usize| {
             let access = &kernel.reads[slot].access;
-            let within = |mut axes: std::ops::Range<usize>| axes.any(|k| access.shape[k] > 1 && access.strides[k] != 0);
-            within(outer..kernel.shape.len()) && within(0..outer)
+            let (shape, strides) = (access.shape[..outer].into(), access.strides[..outer].to_vec());
+            Access { shape, strides, offset: access.offset }
         };
-        let held: Vec<usize> = reduced.into_iter().filter(moves).collect();
+        // Elements that stand still along the rows are read as they are.
+        let along_rows = |&slot: &usize| {
+            let access = &kernel.reads[slot].access;
+            (outer..kernel.shape.len()).any(|k| access.shape[k] > 1 && access.strides[k] != 0)
+        };
+        let (shared, held): (Vec<usize>, Vec<usize>) = reduced
+            .into_iter()
+            .filter(along_rows)
+            .partition(|&slot| matches!(along(&across(slot), 0), Along::Still(_)));
         let fits = |slot: usize, width: usize| {
-            let access = &kernel.reads[slot].access;
-            let [across, inner] = [0..outer, outer..kernel.shape.len()].map(|axes| Access {
-                shape: access.shape[axes.clone()].into(),
-                strides: access.strides[axes].to_vec(),
-                offset: access.offset,
-            });
-            let whole = |(&extent, &step): (&usize, &isize)| extent == 1 || step.unsigned_abs().is_multiple_of(width);
-            let Along::Dense(run) = along(&across, 0) else { return false };
-            run.is_multiple_of(width)
-                && is_aligned(&across, run, width)
-                && inner.shape.iter().zip(&inner.strides).all(whole)
+            let (access, across) = (&kernel.reads[slot].access, across(slot));
+            let whole =
+                |axis: usize| access.shape[axis] == 1 || access.strides[axis].unsigned_abs().is_multiple_of(width);
+            match along(&across, 0) {
+                Along::Dense(run) => {
+                    run.is_multiple_of(width)
+                        && is_aligned(&across, run, width)
+                        && (outer..kernel.shape.len()).all(whole)
+                }
+                Along::Still(run) => run == rows || run.is_multiple_of(width),
+                Along::Other => false,
+            }
         };
-        let width = widest(kernel, held.iter().copied(), fits);
-        (width > 1 && !held.is_empty()).then_some(Beside { held, width })
+        let size = |slot: &usize| kernel.reads[*slot].dtype.size();
+        let mut width = held.iter().map(|slot| BYTES / size(slot)).min().unwrap_or(1);
+        while width > 1 && !held.iter().chain(&shared).all(|&slot| fits(slot, width)) {
+            width /= 2;
+        }
+        (width > 1 && !held.is_empty()).then_some(Beside { held, shared, width })
     }
 }
 
@@ -239,11 +253,12 @@ pub(super) fn best(kernel: &Kernel, target: &Target) -> Rows {
 
 /// Neighbouring rows, several per invocation. Neighbouring invocations read whole lines, if that leaves no multiprocessor idle.
 fn vectors(kernel: &Kernel, target: &Target) -> Option<Rows> {
-    let Beside { held, width } = Beside::new(kernel).filter(|_| target.family == Family::Cuda)?;
+    let Beside { held, width, .. } = Beside::new(kernel).filter(|_| target.family == Family::Cuda)?;
     let Extents { rows, length, .. } = Extents::new(kernel);
     let bytes = held.iter().map(|&slot| width * kernel.reads[slot].dtype.size()).min()?;
     let mut across = (LINE / bytes).clamp(1, (rows / width).next_power_of_two());
-    while across * bytes > LINE / 4 && (rows / width).div_ceil(across) < target.multiprocessors as usize {
+    // Two per multiprocessor at least: one alone waits for memory most of its time.
+    while across * bytes > LINE / 4 && (rows / width).div_ceil(across) < 2 * target.multiprocessors as usize {
         across /= 2;
     }
     let lanes = (length / 8).next_power_of_two().clamp(1, MOST_VECTORS / across).max((32 / across).max(1));
