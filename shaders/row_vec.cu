@@ -11,12 +11,15 @@ VALUE all$[WIDTH];
 for (i32 v = 0; v < WIDTH; v++) {
     all$[v] = START$;
 }
+//@ end
 for (i32 start = lane; start < length; start += BLOCK) {
-    VALUE block[WIDTH];
+    //@ each reduction
+    VALUE block$[WIDTH];
     #pragma unroll
     for (i32 v = 0; v < WIDTH; v++) {
-        block[v] = START$;
+        block$[v] = START$;
     }
+    //@ end
     for (i32 j = start; j < min(start + BLOCK, length); j += AHEAD * LANES) {
         #pragma unroll
         for (i32 c = 0; c < AHEAD; c++) {
@@ -30,17 +33,22 @@ for (i32 start = lane; start < length; start += BLOCK) {
             if (j + c * LANES < length) {
                 #pragma unroll
                 for (i32 v = 0; v < WIDTH; v++) {
-                    block[v] = combine$(block[v], element$(first + v, j + c * LANES, c, v));
+                    //@ each reduction
+                    block$[v] = combine$(block$[v], element$(first + v, j + c * LANES, c, v));
+                    //@ end
                 }
             }
         }
     }
+    //@ each reduction
     #pragma unroll
     for (i32 v = 0; v < WIDTH; v++) {
-        all$[v] = combine$(all$[v], block[v]);
+        all$[v] = combine$(all$[v], block$[v]);
     }
+    //@ end
 }
 //@ if LANES
+//@ each reduction
 #pragma unroll
 for (i32 v = 0; v < WIDTH; v++) {
     SHARED[thread * WIDTH + v] = all$[v];

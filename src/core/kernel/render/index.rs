@@ -6,7 +6,7 @@ use super::scalar::{convert, literal};
 use super::{Module, kernels};
 use crate::kernel::algorithm::Text;
 use crate::kernel::meaning::mismatch;
-use crate::kernel::schedule::map::{NOTED, TEAM, looks};
+use crate::kernel::schedule::map::{LISTED, NOTED, TEAM, looks};
 use crate::kernel::space::{Space, over};
 use crate::kernel::{Nearest, PadMode, ResizeMode, Template};
 use std::collections::BTreeSet;
@@ -103,8 +103,12 @@ impl Module<'_> {
         let threads = text.launch(self.kernel, self.target).threads as usize;
         let each = looks(self.kernel, threads);
         self.flags.extend(each.map(|_| "ONCE"));
-        self.ints(&[("BITS", NOTED), ("TEAM", TEAM), ("EACH", each.unwrap_or(1))]);
-        self.shared.extend([("notes", I32, threads), ("teams", I32, threads.div_ceil(TEAM))]);
+        self.ints(&[("BITS", NOTED), ("TEAM", TEAM), ("EACH", each.unwrap_or(1)), ("LISTED", LISTED)]);
+        self.shared.push(("notes", I32, threads));
+        match each {
+            Some(_) => self.shared.extend([("listed", I32, LISTED), ("places", I32, LISTED)]),
+            None => self.shared.push(("teams", I32, threads.div_ceil(TEAM))),
+        }
         self.store(&self.flat(), Some(ty), None, &[])?;
         self.per_element();
         Ok(())

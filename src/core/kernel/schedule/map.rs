@@ -19,10 +19,17 @@ pub(in crate::kernel) const NOTED: usize = 31;
 /// too many to note at once.
 pub(in crate::kernel) fn looks(kernel: &Kernel, threads: usize) -> Option<usize> {
     const EACH: usize = 8;
+    /// Groups that occupy a device: more would look through the indices in turns.
+    const GROUPS: usize = 512;
     let updates = kernel.reads[1].access.shape.numel();
     let once = (1..=NOTED * threads).contains(&updates);
-    once.then_some(if kernel.shape.numel() >= MANY { EACH } else { 1 })
+    let elements = kernel.shape.numel();
+    let each = (elements / (GROUPS * threads)).next_power_of_two().clamp(EACH, 8 * EACH);
+    once.then_some(if elements >= MANY { each } else { 1 })
 }
+
+/// Updates that a workgroup lists at a time.
+pub(in crate::kernel) const LISTED: usize = 512;
 
 /// Invocations that add up by indices and whose notes are summed up together.
 pub(in crate::kernel) const TEAM: usize = 16;
@@ -30,16 +37,19 @@ pub(in crate::kernel) const TEAM: usize = 16;
 impl Elements {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
         let count = (kernel.template.def().invocations)(kernel) as u64;
-        let (threads, each) = match *self {
+        let (threads, each, further) = match *self {
             Elements::One { threads } if kernel.template == Template::SumByIndex => {
-                (threads, looks(kernel, threads as usize).unwrap_or(1) as u64)
+                // Invocations that add up by indices note for each other what they find: an integer each, and two for each that is listed, or
+                // one per team.
+                match looks(kernel, threads as usize) {
+                    Some(each) => (threads, each as u64, u64::from(threads) + 2 * LISTED as u64),
+                    None => (threads, 1, u64::from(threads) + u64::from(threads).div_ceil(TEAM as u64)),
+                }
             }
-            Elements::One { threads } => (threads, 1),
-            Elements::Vector { width, rounds, threads } => (threads, (width * rounds) as u64),
+            Elements::One { threads } => (threads, 1, 0),
+            Elements::Vector { width, rounds, threads } => (threads, (width * rounds) as u64, 0),
         };
-        // Invocations that add up by indices note for each other what they find: an integer each, and one per team.
-        let noted = u64::from(threads) + u64::from(threads).div_ceil(TEAM as u64);
-        let notes = if kernel.template == Template::SumByIndex { 4 * noted } else { 0 };
+        let notes = 4 * further;
         Launch { threads, groups: count.div_ceil(u64::from(threads).max(1) * each.max(1)), cluster: 1, shared: notes }
     }
 
@@ -120,7 +130,7 @@ impl Moves {
     /// The most neighbours that all operands allow to be moved at once; 1 where nothing is gained.
     fn width(&self, kernel: &Kernel) -> usize {
         let count = kernel.shape.numel();
-        if count == 0 || is_indexed(&kernel.body) {
+        if count == 0 {
             return 1;
         }
         let reads = kernel.reads.len();

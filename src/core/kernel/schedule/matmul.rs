@@ -255,6 +255,11 @@ pub fn suits_tensor_cores([m, k, n]: [usize; 3]) -> bool {
     m > 16 && n > 16 && k >= 16
 }
 
+/// True if sixteen rows or columns are worth tensor cores, too: those of a long inner axis, such as gradients of filters.
+fn is_deep(p: &Product) -> bool {
+    p.m.min(p.n) >= 16 && p.m.max(p.n) > 16 && p.k >= DEEP
+}
+
 /// Tiles of `matmul`.
 const TILES: [[usize; 2]; 3] = [[16, 64], [32, 32], [64, 64]];
 /// Slices of the inner axis that pass through workgroup memory at a time in `matmul_regs`.
@@ -349,7 +354,7 @@ fn for_cuda(kernel: &Kernel, p: &Product, target: &Target) -> Option<Tiling> {
     let has_taps = window.is_some_and(|window| window.kernel.iter().any(|&extent| extent > 1));
     let copies = p.copies_async && target.compute >= 80;
     match p.element {
-        DType::F16 | DType::BF16 if p.is_uniform && suits_tensor_cores([p.m, p.k, p.n]) => {
+        DType::F16 | DType::BF16 if p.is_uniform && (suits_tensor_cores([p.m, p.k, p.n]) || is_deep(p)) => {
             if copies && p.b.along_k && !p.is_guarded && fill_wgmma([p.batch, p.m, p.n], target) {
                 return Some(Tiling::Wgmma);
             }
@@ -359,6 +364,8 @@ fn for_cuda(kernel: &Kernel, p: &Product, target: &Target) -> Option<Tiling> {
             }
             let size = if tiles(128) >= 96 && (copies || p.m.min(p.n) > 64) { 128 } else { 64 };
             Some(if copies {
+                // The larger tile reads columns that are not there.
+                let size = if p.n <= 64 { 64 } else { size };
                 Tiling::MmaAsync { tile: [if p.m <= 64 { 64 } else { size }, size] }
             } else {
                 Tiling::Mma { tile: [size; 2] }
