@@ -14,6 +14,8 @@ use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES, SUMS_OF_PARTS};
 use crate::shape::Shape;
 use std::collections::BTreeSet;
 
+/// A matrix that is repeated so often is small beside what it is added to.
+const REPEATED: usize = 4;
 /// The most values that may leave a growing group before it is given up.
 const MAX_LEAVING: usize = 4;
 
@@ -261,12 +263,23 @@ impl Fuser<'_> {
         self.graph.is_output(value) || self.graph.users(value).iter().any(|&u| !members.contains(u))
     }
 
-    /// True if a node hides parts of a product by a mask that is made of the index. In the product's own kernel the mask would be a tensor: a
-    /// library reads no other. Those that read the scores compute it.
+    /// True if a node hides parts of a product by a mask that is made of the index, or adds a matrix that is repeated, as a bias of positions is
+    /// beside the scores of a batch. In the product's own kernel either would be a tensor: a library reads no other. Those that read the
+    /// scores compute it.
     fn masks(&self, node: NodeId, members: &Members) -> bool {
         let graph = self.graph;
-        let is_product = matches!(graph.node(members.nodes[0]).op().map(|op| op.lower), Some(Lower::Template(_)));
-        is_product && graph.operands(node).into_iter().flatten().any(|value| is_made_of_index(graph, value))
+        let op = |node: NodeId| graph.node(node).op();
+        let is_product = matches!(op(members.nodes[0]).map(|op| op.lower), Some(Lower::Template(_)));
+        let calls =
+            self.context.target.libraries.cublaslt && op(members.nodes[0]).is_some_and(|op| op.name == "MatMul");
+        let full = self.shape(node);
+        let repeats = |value: ValueId| {
+            let shape = &graph.fact(value).shape;
+            let is_matrix = shape.iter().filter(|&&extent| extent > 1).count() > 1;
+            calls && is_matrix && shape.numel().saturating_mul(REPEATED) <= full.numel()
+        };
+        let mut operands = graph.operands(node).into_iter().flatten();
+        is_product && operands.any(|value| repeats(value) || is_made_of_index(graph, value))
     }
 
     /// True if a group with this node reads no more values from outside than a group may. What is kept for the backward computation is
