@@ -274,8 +274,9 @@ impl Cuda {
     /// Launches as one part, if there are any. What they wait for is among them, or over before the part begins.
     fn steps(&mut self, run: Vec<Piece<Step>>) -> Result<Option<Part>, Refusal> {
         let last = |number: usize, before: usize| run[..before].iter().rposition(|piece| piece.number == number);
-        // One stream is as many as there are launches that touch nothing of each other's. Several are the plan's own.
-        let order = if run.len() <= MOST_APART && run.iter().all(|piece| piece.stream == 0) {
+        // One stream is as many as there are launches that touch nothing of each other's. Several are the plan's own, and ranks meet in one order.
+        let is_free = |piece: &Piece<Step>| piece.stream == 0 && !matches!(piece.step, Step::Meeting(_));
+        let order = if run.len() <= MOST_APART && run.iter().all(is_free) {
             let mut conflicts = Conflicts::default();
             Order::Apart(run.iter().map(|piece| conflicts.next(piece.touches.iter().copied())).collect())
         } else {
