@@ -274,12 +274,22 @@ impl State {
         for (port, tensor) in program.outputs.iter().zip(outputs) {
             let start = arrays.len();
             npy::write_to(&mut arrays, &tensor).map_err(|e| Error::usage(e.to_string()))?;
-            let first: Vec<_> = tensor.to_f64().into_iter().take(8).map(|x| format!("{x:.6}")).collect();
+            let is_float = tensor.dtype().is_float();
+            let first: Vec<_> = tensor.to_f64().into_iter().take(8).map(|x| shown(x, is_float)).collect();
             let (dtype, shape) = (tensor.dtype().to_string(), &tensor.shape()[..]);
             let bytes = arrays.len() - start;
             told.push(json!({"name": port.name, "dtype": dtype, "shape": shape, "first": first, "bytes": bytes}));
         }
         Ok((json!({"outputs": told}), arrays))
+    }
+}
+
+/// A number as a table has it: whole, or in six digits.
+fn shown(x: f64, is_float: bool) -> String {
+    match x.abs() {
+        _ if !is_float || x == 0.0 || !x.is_finite() => x.to_string(),
+        size if (1e-4..1e6).contains(&size) => format!("{x:.6}"),
+        _ => format!("{x:.5e}"),
     }
 }
 

@@ -82,7 +82,9 @@ impl DType {
 
     /// Bytes of so many elements in a file, where those of less than 8 bits share bytes.
     pub const fn packed_bytes(self, count: usize) -> usize {
-        count.saturating_mul(self.bits()).div_ceil(8)
+        // In 64 bits: a machine of 32 holds more bytes than it could count bits.
+        let bytes = (count as u64).saturating_mul(self.bits() as u64).div_ceil(8);
+        if bytes > usize::MAX as u64 { usize::MAX } else { bytes as usize }
     }
 
     /// True if several elements share a byte in files.

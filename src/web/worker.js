@@ -13,7 +13,12 @@ const blobs = new Map();
 let own = '';
 
 function slice(file, start, bytes) {
-  return new Uint8Array(new FileReaderSync().readAsArrayBuffer(file.slice(start, start + bytes)));
+  try {
+    return new Uint8Array(new FileReaderSync().readAsArrayBuffer(file.slice(start, start + bytes)));
+  } catch (error) {
+    // The page reads a file as it was when it was dropped; a folder is none.
+    throw new Error(`${file.name} cannot be read: it has changed, is gone, or is a folder; drop it again`);
+  }
 }
 
 // Reads a file through a window, front to back.
@@ -81,7 +86,7 @@ function external(offset, length) {
 // Pieces of a message without long data. Messages that are short have none.
 function walk(reader, kind, at, end) {
   const pieces = [];
-  let kept = at, type = 0;
+  let kept = at, type = 0, found = 0;
   const keep = to => {
     if (to > kept) pieces.push(slice(reader.file, kept, to - kept));
   };
@@ -90,6 +95,7 @@ function walk(reader, kind, at, end) {
     let tag, length;
     [tag, at] = reader.varint(at);
     const number = Math.floor(tag / 8);
+    if (!number) throw new Error('it is no message');
     switch (tag % 8) {
       case 0:
         [length, at] = reader.varint(at);
@@ -106,6 +112,8 @@ function walk(reader, kind, at, end) {
     if (at > end) throw new Error('a field is longer than its message');
     if (length < LONG) continue;
     if (kind === 'tensor' && isData(number, type)) {
+      // Data in several pieces are no stretch of the file.
+      if (found++) throw new Error('its data are in pieces');
       keep(begin);
       pieces.push(Uint8Array.from(external(start, length)));
     } else if (inner) {
@@ -136,7 +144,7 @@ function model(file) {
     try {
       return joined(walk(new Reader(file), 'model', 0, file.size));
     } catch (error) {
-      // The library finds the fault anew, and has words for it.
+      // The library finds the fault anew, and has words for it: it reads the file, or says why it cannot.
     }
   }
   return slice(file, 0, Math.min(file.size, MOST));
@@ -144,7 +152,7 @@ function model(file) {
 
 // ---- WebGPU ----
 
-let device = null, why = '';
+let device = null, why = '', isLost = false;
 const buffers = new Map(), records = new Map();
 let slot = null;
 
@@ -161,7 +169,11 @@ async function openDevice() {
     device = await adapter.requestDevice({requiredLimits: required});
     device.label = [adapter.info?.vendor, adapter.info?.architecture].filter(Boolean).join(' ') || 'adapter';
     device.lost.then(lost => {
-      if (lost.reason !== 'destroyed') device = null;
+      if (lost.reason === 'destroyed') return;
+      device = null;
+      // What the library has there is gone with it.
+      library = null;
+      isLost = true;
     });
   }
   return {name: device.label, ...Object.fromEntries(LIMITS.map(name => [name, device.limits[name]]))};
@@ -311,11 +323,12 @@ function call(request, data = new Uint8Array(0)) {
     const at = library.plimsoll_web_call(...put(new TextEncoder().encode(JSON.stringify(request))), ...put(data));
     const [told, length, bytes, count] = new Uint32Array(library.memory.buffer, at >>> 0, 4);
     const answer = JSON.parse(text(told, length));
-    if (answer.error) throw Object.assign(new Error(answer.error), {fits: answer.fits});
+    if (answer.error) throw Object.assign(new Error(answer.error), {fits: answer.fits, told: true});
     return {...answer, data: view(bytes, count).slice(), memory: library.memory.buffer.byteLength};
   } catch (error) {
+    // What stops the library in the middle of a call leaves it unusable: it is made anew.
+    if (!error.told) library = null;
     if (error instanceof WebAssembly.RuntimeError) {
-      library = null;
       const why = panic || `${error}: the model may be larger than what a page can hold`;
       panic = '';
       throw new Error(`the library stopped: ${why}`);
@@ -376,7 +389,9 @@ onmessage = ({data: {number, ...request}}) => {
       const answer = await (serve[request.do] ? serve[request.do](request) : call(request));
       postMessage({number, ...answer}, answer.data ? [answer.data.buffer] : []);
     } catch (error) {
-      postMessage({number, error: error.message, fits: error.fits});
+      const lost = isLost ? 'the GPU was lost: run again, or on the CPU' : null;
+      isLost = false;
+      postMessage({number, error: lost ?? error.message, fits: error.fits});
     }
   });
 };

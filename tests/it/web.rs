@@ -154,7 +154,7 @@ fn the_page_runs_models() {
             let found = browser.eval(
                 "run().then(ran => ran && ({device: ran.device, outputs: ran.outputs.map(o => ({name: o.name, npy: [...o.npy]}))}))",
             );
-            let error = browser.eval("$('error').textContent");
+            let error = browser.eval("$('error').textContent + $('failed').textContent");
             assert_eq!(error, json!(""), "{name} on {device}");
             let told = found["device"].as_str().unwrap_or_default();
             assert!(told.starts_with(if device == "cpu" { "CPU" } else { "WebGPU" }), "{told}");

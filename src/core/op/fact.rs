@@ -17,7 +17,7 @@ pub struct Fact {
 }
 
 /// Upper bound of a value's bytes, extents of 0 left out. Below it no product of extents overflows.
-const MAX_BYTES: usize = if usize::BITS < 64 { 1 << 30 } else { 1 << 46 };
+const MAX_BYTES: usize = if usize::BITS < 64 { (1 << 31) - 1 } else { 1 << 46 };
 /// Upper bound of the bytes of a constant that shapes and attributes alone determine. The host computes and holds it.
 pub const MAX_MADE: usize = 1 << 30;
 
