@@ -145,7 +145,8 @@ fn div_i32(x: i32, y: i32) -> i32 {
 
 fn rem_i32(x: i32, y: i32) -> i32 {
     if (y == 0) { return 0; }
-    return x % y;
+    // GLES leaves open what the remainder of a negative number is.
+    return x - (x / y) * y;
 }
 
 fn pow_i32(x: i32, y: i32) -> i32 {

@@ -166,10 +166,10 @@ impl Module<'_> {
         let outside: &[&str] = match mode {
             PadMode::Constant(_) => &[],
             PadMode::Edge => &["return clamp(at, 0, n - 1);"],
-            PadMode::Wrap => &["let r = at % n;", "return select(r, r + n, r < 0);"],
+            PadMode::Wrap => &["let r = at - (at / n) * n;", "return select(r, r + n, r < 0);"],
             PadMode::Reflect => &[
                 "let period = max(2 * (n - 1), 1);",
-                "let r = at % period;",
+                "let r = at - (at / period) * period;",
                 "let p = select(r, r + period, r < 0);",
                 "return min(p, 2 * (n - 1) - p);",
             ],
