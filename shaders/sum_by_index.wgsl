@@ -2,7 +2,7 @@
 // indices ONCE.
 let base = group * SIZE * EACH;
 let first = base / INNER;
-let last = (base + SIZE * EACH - 1) / INNER;
+let last = (base + (min(SIZE * EACH, COUNT - base) - 1)) / INNER;
 //@ if ONCE
 // Each counts those of its share that are for the workgroup's places, and lists them where the sum of all counts before tells: all then read
 // LISTED of them at a time. Most workgroups of a large table find few.

@@ -130,8 +130,8 @@ pub(super) struct Train {
     /// rows. It changes neither the plan nor its bytes.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Read the loss every N steps, and behind each epoch: until then nothing waits for the device. A step between whose loss is not finite changes
-    /// no weight, and nobody is told. --log has the steps that are read.
+    /// Read the loss every N steps, before a checkpoint, and behind each epoch: until then no figure is waited for. A step between whose loss is not
+    /// finite changes no weight, and nobody is told. --log has the steps that are read, with the mean time of those since the last.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     log_every: u64,
     /// Draw the losses over the steps, and the memory of a step, as one HTML file that needs no network.
@@ -359,12 +359,18 @@ impl Train {
         bar.set_position(course.place.step);
         stop::catch();
         let (begin, first) = (Instant::now(), course.place.step);
+        let mut start = begin;
         for step in first..course.steps {
-            let start = Instant::now();
-            if (step + 1).is_multiple_of(self.log_every) || course.would_end_epoch(step + 1) {
+            if course.seen.unread == 0 {
+                start = Instant::now();
+            }
+            let saves = self.save_every.is_some_and(|every| (step + 1).is_multiple_of(every));
+            if (step + 1).is_multiple_of(self.log_every) || saves || course.would_end_epoch(step + 1) {
                 let shown = trainer.step(&course.data, step, course.seed)?;
+                // Those before it that were not read are over now, too.
+                let took = start.elapsed() / (course.seen.unread + 1) as u32;
                 if let Some(log) = &mut course.log {
-                    log.write(step, &shown, start.elapsed(), trainer.session().usage().bytes)?;
+                    log.write(step, &shown, took, trainer.session().usage().bytes)?;
                 }
                 if trainer.refuses(&shown) {
                     return Err(refusal(trainer, &course.data, step, course.seed, &shown)?);

@@ -64,29 +64,6 @@ DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z,
 template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
 // What is not a number stays none.
 template <class T> DEVICE T clamp(T v, T low, T high) { return v < low ? low : v > high ? high : v; }
-// For results of 16 bits, and within 1e-5 of them: a few instructions instead of many.
-DEVICE f32 exp_16(f32 v) {
-#if __CUDA_ARCH__
-    f32 power;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(v * 1.442695041f));
-    return power;
-#else
-    return exp(v);
-#endif
-}
-DEVICE f32 div_16(f32 a, f32 b) {
-#if __CUDA_ARCH__
-    // The reciprocal of a smaller number is beyond the largest.
-    if (abs(b) < 1e-37f) {
-        return a / b;
-    }
-    f32 reciprocal;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
-    return a * reciprocal;
-#else
-    return a / b;
-#endif
-}
 DEVICE f32 max_f32(f32 a, f32 b) { return a > b || a != a ? a : b; }
 DEVICE f64 max_f64(f64 a, f64 b) { return a > b || a != a ? a : b; }
 DEVICE f32 min_f32(f32 a, f32 b) { return a < b || a != a ? a : b; }

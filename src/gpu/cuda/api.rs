@@ -143,6 +143,8 @@ table! {
         fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: CUdevice);
         fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
         fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice);
+        fn cuCtxPushCurrent_v2(context: CUcontext);
+        fn cuCtxPopCurrent_v2(context: *mut CUcontext);
         fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
         fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);
         fn cuCtxSetCurrent(context: CUcontext);

@@ -434,7 +434,10 @@ impl Cuda {
         const SET: u32 = 1;
         // Per step, the nodes at whose end it is over.
         let mut ends: Vec<Vec<CUgraphNode>> = Vec::with_capacity(steps.len());
-        let behind = |nodes: &mut [CUgraphNode]| {
+        let behind = |nodes: &mut Vec<CUgraphNode>| {
+            // A step of no work stands for those before it, which others may name, too.
+            nodes.sort_unstable();
+            nodes.dedup();
             // SAFETY: the nodes are those of the graph that is captured, which reads as many.
             unsafe { self.driver.cuStreamUpdateCaptureDependencies(self.stream, nodes.as_mut_ptr(), nodes.len(), SET) }
         };
@@ -462,7 +465,7 @@ impl Cuda {
         }
         // The graph is over when all are.
         let last = ends.iter().zip(open).filter(|(_, open)| *open).flat_map(|(nodes, _)| nodes.iter().copied());
-        behind(&mut last.collect::<Vec<_>>())
+        behind(&mut last.collect())
     }
 
     /// The steps as a graph, in their order.

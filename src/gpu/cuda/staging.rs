@@ -84,9 +84,13 @@ impl Drop for Locked {
         // SAFETY: a copy from the memory is over when its call returns; memory and context are given back once, in this order. Nobody could
         // be told of a refusal.
         unsafe {
-            let _ = self.driver.cuCtxSetCurrent(self.context);
+            // The caller's own context stays the current one.
+            let pushed = self.driver.cuCtxPushCurrent_v2(self.context).is_ok();
             if !self.memory.is_null() {
                 let _ = self.driver.cuMemFreeHost(self.memory.cast());
+            }
+            if pushed {
+                let _ = self.driver.cuCtxPopCurrent_v2(&mut null_mut());
             }
             let _ = self.driver.cuDevicePrimaryCtxRelease_v2(self.device);
         }

@@ -13,6 +13,7 @@ use super::group::{GroupKind, MAX_GROUP_NODES, is_computable, keeps_index, max_r
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Lower, NodeId, ValueId};
+use crate::ops::BAND;
 use crate::target::Target;
 use std::collections::HashMap;
 
@@ -118,13 +119,22 @@ impl Kernels<'_> {
         }
         let full = match group.kind {
             GroupKind::Map => &graph.fact(group.sink.output(0)).shape,
-            GroupKind::Row { reduction } if !indexed || keeps_index(graph, reduction) => {
+            GroupKind::Row { reduction } if !indexed || self.is_masked(own) && keeps_index(graph, reduction) => {
                 &graph.fact(graph.operands(reduction)[0].expect("a reduction reads one value")).shape
             }
             _ => return false,
         };
         let is_code = matches!(graph.node(user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)));
         is_code && self.members[own].iter().all(|&node| is_computable(graph, self.target, node, full))
+    }
+
+    /// True if a kernel's code depends on the index by bands alone, which rows compute, too.
+    fn is_masked(&self, own: usize) -> bool {
+        let graph = &self.prepared.graph;
+        self.members[own].iter().all(|&node| match graph.node(node).op().map(|op| op.lower) {
+            Some(Lower::Map(map)) => graph.node(node).op_name() == BAND || !uses_index(graph, node, map),
+            _ => false,
+        })
     }
 
     /// True if a kernel can reduce the rows that another reduces, and compute what that computes of each element.

@@ -10,6 +10,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, NodeId, ValueId};
+use crate::ops::BAND;
 use crate::ops::{CONV_OF_BYTES, PRODUCT_OF_BYTES, SUMS_OF_PARTS};
 use crate::shape::Shape;
 use std::collections::BTreeSet;
@@ -276,10 +277,10 @@ impl Fuser<'_> {
         let repeats = |value: ValueId| {
             let shape = &graph.fact(value).shape;
             let is_matrix = shape.iter().filter(|&&extent| extent > 1).count() > 1;
-            calls && is_matrix && shape.numel().saturating_mul(REPEATED) <= full.numel()
+            is_matrix && shape.numel().saturating_mul(REPEATED) <= full.numel()
         };
         let mut operands = graph.operands(node).into_iter().flatten();
-        is_product && operands.any(|value| repeats(value) || is_made_of_index(graph, value))
+        calls && is_product && operands.any(|value| repeats(value) || is_made_of_index(graph, value))
     }
 
     /// True if a group with this node reads no more values from outside than a group may. What is kept for the backward computation is
@@ -305,7 +306,10 @@ impl Fuser<'_> {
         let lower = |node: NodeId| self.graph.node(node).op().map(|op| op.lower);
         let group = self.groups[members.nodes[0].index()];
         let reduces = |&n: &NodeId| matches!(lower(n), Some(Lower::Reduce(_)));
+        let has_row = members.nodes.iter().any(reduces);
         let turns = members.nodes.iter().filter(|n| reduces(n)).any(|&n| !keeps_index(self.graph, n));
+        // A mask is a comparison. What a Dropout draws takes more code than a row's kernel should hold.
+        let refuses = |producer: NodeId| turns || has_row && self.graph.node(producer).op_name() != BAND;
         let is_template = |node: NodeId| matches!(lower(node), Some(Lower::Template(_)));
         let has_template = members.nodes.iter().any(|&node| is_template(node));
         let (graph, target) = (self.graph, self.context.target);
@@ -327,7 +331,7 @@ impl Fuser<'_> {
                     && members.nodes.len() < MAX_GROUP_NODES
                     && self.context.decisions.if_valid("grow", producer, computes(producer))
                     && !self.leaves(producer, &members)
-                    && !(turns && uses_index(self.graph, producer, map))
+                    && !(refuses(producer) && uses_index(self.graph, producer, map))
                     && !self.graph.users(value).into_iter().any(is_template)
                     && self.may_join(&members, producer)
                 {

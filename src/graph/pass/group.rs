@@ -8,6 +8,7 @@ use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::kernel::Guard;
 use crate::op::{Args, Call, Lower, NodeId, OpDef, ValueId};
+use crate::ops::BAND;
 use crate::shape::Shape;
 use crate::target::Target;
 
@@ -44,7 +45,11 @@ pub(super) fn is_made_of_index(graph: &Graph, value: ValueId) -> bool {
             return Some(false);
         }
         let Some(Lower::Map(map)) = graph.node(value.node).op().map(|op| op.lower) else { return None };
-        let mut indexed = uses_index(graph, value.node, map);
+        // Other values of the index, such as what a Dropout draws, are as cheap in the product's own kernel.
+        let mut indexed = graph.node(value.node).op_name() == BAND;
+        if uses_index(graph, value.node, map) && !indexed {
+            return None;
+        }
         for operand in graph.operands(value.node).into_iter().flatten() {
             indexed |= made(graph, operand, left.checked_sub(1)?)?;
         }

@@ -179,7 +179,9 @@ pub(super) fn counted(constant: &Constant, seen: &Access) -> Option<Expr> {
     let counts = values.windows(2).all(|pair| pair[1] == pair[0] + 1);
     // What a stride of 1 and an offset reach is within the numbers.
     let first = values[0].checked_add(seen.offset as i128)?;
-    let is_plain = counts && seen.strides[axis] == 1 && first.unsigned_abs() < 1 << 31;
+    // What devices with integers of 32 bits refuse to hold, they refuse to count.
+    let fits = [values[0], values[values.len() - 1]].iter().all(|&end| i32::try_from(end).is_ok());
+    let is_plain = counts && fits && seen.strides[axis] == 1;
     let index = is_plain.then(|| Expr::index(axis))?;
     let number = if first == 0 { index } else { index + Expr::lit(first as f64, DType::I64) };
     Some(number.cast(dtype))
@@ -199,4 +201,24 @@ fn viewed(constant: &Arc<Constant>) -> (Arc<Constant>, Access) {
         Some((root, access))
     };
     through().unwrap_or_else(|| (constant.clone(), Access::contiguous(constant.fact.shape.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_core::tensor::Tensor;
+
+    #[test]
+    fn numbers_that_count_up_are_the_index() {
+        let constant = |first: f64, step: f64| {
+            let numbers: Vec<f64> = (0..5).map(|i| first + step * f64::from(i)).collect();
+            Constant::new("numbers", Tensor::from_f64(DType::I64, [5], &numbers))
+        };
+        let seen = Access::contiguous([5].into()).broadcast(&[3, 5].into());
+        assert!(counted(&constant(7.0, 1.0), &seen).is_some());
+        assert!(counted(&constant(7.0, 2.0), &seen).is_none());
+        // Devices with integers of 32 bits would wrap around.
+        assert!(counted(&constant(f64::from(i32::MAX - 2), 1.0), &seen).is_none());
+        assert!(counted(&constant(f64::from(i32::MIN) - 1.0, 1.0), &seen).is_none());
+    }
 }

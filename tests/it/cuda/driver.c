@@ -63,6 +63,8 @@ int cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = MEMORY; return device == 7 ? OK : 101; }
 int cuDeviceGetPCIBusId(char *id, int len, int device) { snprintf(id, len, "0000:00:00.0"); return OK; }
+int cuCtxPushCurrent_v2(void *context) { return context ? OK : INVALID; }
+int cuCtxPopCurrent_v2(void **context) { *context = 0; return OK; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &primary; return OK; }
 int cuDevicePrimaryCtxRelease_v2(int device) { current = 0; return OK; }
 int cuCtxSetCurrent(void *context) { current = context == &primary; return current ? OK : INVALID; }

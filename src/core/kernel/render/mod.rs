@@ -19,7 +19,7 @@ use super::space::{Space, beyond, over};
 use super::{Kernel, Operand};
 use crate::dtype::DType;
 use crate::error::{Error, Result, ensure};
-use crate::expr::{Binary, Body, Code, Instr, Unary};
+use crate::expr::{Body, Code, Instr};
 use crate::shape::Access;
 use crate::target::{Family, Target};
 use frame::Frame;
@@ -177,8 +177,6 @@ struct Module<'a> {
     target: &'a Target,
     bindings: &'a Bindings,
     dialect: Dialect,
-    /// True if exponentials and quotients may be wrong in the last bits.
-    is_coarse: bool,
     /// Storage type of each read, then of each write.
     storage: Vec<Type>,
     /// The type in which each of these is computed with.
@@ -202,27 +200,6 @@ struct Module<'a> {
     lists: BTreeMap<&'static str, Vec<Vec<(&'static str, String)>>>,
 }
 
-/// True if all that a kernel writes is rounded to 16 bits, and nothing before that tells neighbouring numbers apart.
-fn is_coarse(kernel: &Kernel) -> bool {
-    let tells = |body: &Body| {
-        body.code.iter().any(|instr| {
-            let is_float = |operand: u32| body.code[operand as usize].dtype.is_float();
-            match instr.code {
-                Code::Unary(op, _) => {
-                    matches!(op, Unary::Floor | Unary::Ceil | Unary::Round | Unary::Sign | Unary::Not)
-                }
-                Code::Binary(op, a, _) => (op.compares() || op == Binary::Rem) && is_float(a),
-                Code::Cast(a) => is_float(a) && !instr.dtype.is_float(),
-                Code::Bits(_) => true,
-                _ => false,
-            }
-        })
-    };
-    let bodies = kernel.template.bodies().into_iter().chain([&kernel.body]);
-    let bodies = bodies.chain(kernel.prologues.iter().map(|prologue| &prologue.body));
-    kernel.writes.iter().all(|write| write.dtype.is_half()) && !bodies.into_iter().any(tells)
-}
-
 impl<'a> Module<'a> {
     fn new(
         kernel: &'a Kernel,
@@ -244,7 +221,6 @@ impl<'a> Module<'a> {
             }
         }
         let mut module = Module {
-            is_coarse: dialect == Dialect::Cuda && is_coarse(kernel),
             kernel,
             target,
             bindings,
@@ -485,13 +461,6 @@ impl<'a> Module<'a> {
     /// An operation on values that have names and types.
     fn operation(&self, Instr { code, dtype }: Instr, name: impl Fn(u32) -> (String, Type)) -> Result<String, String> {
         Ok(match code {
-            Code::Unary(Unary::Exp, a) if self.is_coarse && name(a).1 == F32 => format!("exp_16({})", name(a).0),
-            Code::Unary(Unary::Recip, a) if self.is_coarse && name(a).1 == F32 => {
-                format!("div_16(1.0f, {})", name(a).0)
-            }
-            Code::Binary(Binary::Div, a, b) if self.is_coarse && [a, b].iter().all(|&o| name(o).1 == F32) => {
-                format!("div_16({}, {})", name(a).0, name(b).0)
-            }
             Code::Unary(op, a) => unary(op, name(a))?,
             Code::Binary(op, a, b) => arithmetic(op, name(a), name(b), self.dialect)?,
             Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
