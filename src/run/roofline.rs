@@ -101,6 +101,6 @@ fn seconds<const N: usize>(trace: Trace, options: &Options, shapes: [&[usize]; N
         exec.write(&inputs)?;
         (0..=RUNS).map(|_| exec.time()).collect::<Result<Vec<_>>>()
     })?;
-    // The first run is warmer's.
+    // The first run warms the device up.
     Ok(times[1..].iter().min().expect("there are runs").as_secs_f64().max(f64::MIN_POSITIVE))
 }

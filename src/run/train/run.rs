@@ -385,7 +385,7 @@ impl Trainer {
         Ok(Shown { loss, rate, norm, waited })
     }
 
-    /// As [`step`](Self::step), but nothing waits for the device: its figures are not read. If its loss is not finite, nobody learns it. Returns
+    /// As [`step`](Self::step), but its figures are not read, and so not waited for. If its loss is not finite, nobody learns it. Returns
     /// how long it has waited for its rows.
     ///
     /// # Errors
