@@ -3,8 +3,11 @@
 // and the sum of powers so far, and the values weighted by the powers. A larger score scales down earlier sums. Of eight neighbouring
 // columns, a lane has two, in rows `m` and `m + 8`. The keys and values of the next stripes are copied meanwhile. The workgroups of a
 // CLUSTER share the stripes of the same rows in turn. Workgroup memory holds a team's keys in such an order that the keys of one
-// invocation's scores are neighbours. So are the elements of a mask that it reads.
-constexpr i32 PITCH_B = DEPTH + 8, PITCH_C = WIDTH + 8, STAGE = STRIPE * (PITCH_B + PITCH_C);
+// invocation's scores are neighbours. So are the elements of a mask that it reads. PLAIN scores weigh the values as they are, and may be made
+// of a SECOND product. Where there are no VALUES, the logarithm of a row's sum of powers is the result.
+constexpr i32 PITCH_B = DEPTH + 8, PITCH_C = WIDTH + 8, PITCH_D = DEPTH_D + 8;
+constexpr i32 PART_C = VALUES * STRIPE * PITCH_C, PART_D = SECOND * STRIPE * PITCH_D;
+constexpr i32 STAGE = STRIPE * PITCH_B + PART_C + PART_D;
 constexpr i32 WARPS = ROWS / 16 / EACH, TILES = COLUMNS / 8, PIECES = WIDTH / 8;
 const i32 rank = group % CLUSTER;
 const i32 batch = group / CLUSTER / GROUPS;
@@ -14,6 +17,9 @@ const i32 m = group / CLUSTER % GROUPS * ROWS + thread / 32 % WARPS * 16 * EACH 
 const i32 column = lane % 4 * 2;
 //@ if BAND
 const i32 origin = first_key(group / CLUSTER % GROUPS * ROWS) / STRIPE * STRIPE;
+const i32 end = end_key(group / CLUSTER % GROUPS * ROWS + ROWS);
+//@ else
+constexpr i32 origin = 0, end = N;
 //@ end
 const auto place = [&](i32 n) {
     return n / COLUMNS * COLUMNS + n % (2 * TILES) / 2 * 8 + n % COLUMNS / (2 * TILES) * 2 + n % 2;
@@ -21,7 +27,7 @@ const auto place = [&](i32 n) {
 const auto fetch = [&](i32 first, i32 stage) {
     element* const tile_b = tile + stage * STAGE;
     element* const tile_c = tile_b + STRIPE * PITCH_B;
-    if (first < N) {
+    if (first < end) {
         //@ if B_WIDE
         #pragma unroll
         for (i32 i = 0; i < (STRIPE * DEPTH / 8 + SIZE - 1) / SIZE; i++) {
@@ -41,6 +47,7 @@ const auto fetch = [&](i32 first, i32 stage) {
             tile_b[place(n) * PITCH_B + k] = element(first + n < N && k < K ? b(batch, k, first + n) : 0.0f);
         }
         //@ end
+        //@ if VALUED
         //@ if C_WIDE
         #pragma unroll
         for (i32 i = 0; i < (STRIPE * WIDTH / 8 + SIZE - 1) / SIZE; i++) {
@@ -60,16 +67,35 @@ const auto fetch = [&](i32 first, i32 stage) {
             tile_c[place(n) * PITCH_C + e] = element(first + n < N && e < COLUMNS_OUT ? c(batch, first + n, e) : 0.0f);
         }
         //@ end
+        //@ end
+        //@ if DOUBLE
+        element* const tile_d = tile_c + PART_C;
+        //@ if D_WIDE
+        #pragma unroll
+        for (i32 i = 0; i < (STRIPE * DEPTH_D / 8 + SIZE - 1) / SIZE; i++) {
+            const i32 s = thread + i * SIZE;
+            if (STRIPE * DEPTH_D / 8 % SIZE > 0 && s >= STRIPE * DEPTH_D / 8) {
+                break;
+            }
+            const i32 n = s / (DEPTH_D / 8);
+            const i32 k = s % (DEPTH_D / 8) * 8;
+            const bool there = first + n < N && k < K_D;
+            copy_async(tile_d + place(n) * PITCH_D + k, d_at(batch, there ? k : 0, there ? first + n : 0), there);
+        }
+        //@ else
+        for (i32 s = thread; s < STRIPE * DEPTH_D; s += SIZE) {
+            const i32 n = s / D_N_STEP % STRIPE;
+            const i32 k = s / D_K_STEP % DEPTH_D;
+            tile_d[place(n) * PITCH_D + k] = element(first + n < N && k < K_D ? d(batch, k, first + n) : 0.0f);
+        }
+        //@ end
+        //@ end
     }
     commit_copies();
 };
 #pragma unroll
 for (i32 stage = 0; stage < STAGES - 1; stage++) {
-    //@ if BAND
     fetch(origin + (rank + stage * CLUSTER) * STRIPE, stage);
-    //@ else
-    fetch((rank + stage * CLUSTER) * STRIPE, stage);
-    //@ end
 }
 u32 x[EACH][DEPTH / 16][4];
 #pragma unroll
@@ -87,28 +113,50 @@ for (i32 i = 0; i < EACH * DEPTH / 4; i++) {
         //@ end
     }
 }
+//@ if DOUBLE
+u32 z[EACH][DEPTH_D / 16][4];
+#pragma unroll
+for (i32 i = 0; i < EACH * DEPTH_D / 4; i++) {
+    const i32 part = i / (DEPTH_D / 4);
+    const i32 row = m + part * 16 + i % 2 * 8;
+    const i32 k = i % (DEPTH_D / 4) / 4 * 16 + i / 2 % 2 * 8 + column;
+    u32& both = z[part][i % (DEPTH_D / 4) / 4][i % 4];
+    both = 0;
+    if (row < M && k < K_D) {
+        //@ if Z_WIDE
+        both = bitcast<u32>(z_wide(batch, row, k));
+        //@ else
+        both = pair<element>(z_at(batch, row, k), k + 1 < K_D ? z_at(batch, row, k + 1) : 0.0f);
+        //@ end
+    }
+}
+//@ end
 // The rows of `x`, in order: those of the first 16, then those eight further down.
-f32 top[EACH * 2], total[EACH * 2], sum[EACH][PIECES][4];
+f32 top[EACH * 2], total[EACH * 2];
 #pragma unroll
 for (i32 i = 0; i < EACH * 2; i++) {
     top[i] = LOWEST;
     total[i] = 0.0f;
 }
+//@ if VALUED
+f32 sum[EACH][PIECES][4];
 #pragma unroll
 for (i32 i = 0; i < EACH * PIECES * 4; i++) {
     sum[i / (PIECES * 4)][i / 4 % PIECES][i % 4] = 0.0f;
 }
-i32 stage = 0;
-//@ if BAND
-for (i32 n0 = origin + rank * STRIPE; n0 < end_key(group / CLUSTER % GROUPS * ROWS + ROWS); n0 += CLUSTER * STRIPE) {
-//@ else
-for (i32 n0 = rank * STRIPE; n0 < N; n0 += CLUSTER * STRIPE) {
 //@ end
+i32 stage = 0;
+for (i32 n0 = origin + rank * STRIPE; n0 < end; n0 += CLUSTER * STRIPE) {
     wait_copies<STAGES - 2>();
     __syncthreads();
     fetch(n0 + (STAGES - 1) * CLUSTER * STRIPE, stage == 0 ? STAGES - 1 : stage - 1);
     const element* const tile_b = tile + stage * STAGE + team * COLUMNS * PITCH_B;
+    //@ if VALUED
     const element* const tile_c = tile + stage * STAGE + STRIPE * PITCH_B + team * COLUMNS * PITCH_C;
+    //@ end
+    //@ if DOUBLE
+    const element* const tile_d = tile + stage * STAGE + STRIPE * PITCH_B + PART_C + team * COLUMNS * PITCH_D;
+    //@ end
     stage = stage == STAGES - 1 ? 0 : stage + 1;
     const i32 first = n0 + team * COLUMNS + lane % 4 * 2 * TILES;
     #pragma unroll
@@ -133,6 +181,46 @@ for (i32 n0 = rank * STRIPE; n0 < N; n0 += CLUSTER * STRIPE) {
             }
         }
     }
+    //@ if DOUBLE
+    f32 other_of[EACH][TILES][4];
+    #pragma unroll
+    for (i32 j = 0; j < TILES; j += 2) {
+        #pragma unroll
+        for (i32 i = 0; i < EACH * 8; i++) {
+            other_of[i / 8][j + i / 4 % 2][i % 4] = 0.0f;
+        }
+        #pragma unroll
+        for (i32 k = 0; k < DEPTH_D; k += 16) {
+            u32 y[4];
+            load_matrices(y, tile_d + (j * 8 + lane / 16 * 8 + lane % 8) * PITCH_D + k + lane / 8 % 2 * 8);
+            #pragma unroll
+            for (i32 part = 0; part < EACH; part++) {
+                multiply<element>(other_of[part][j], z[part][k / 16], y[0], y[1]);
+                multiply<element>(other_of[part][j + 1], z[part][k / 16], y[2], y[3]);
+            }
+        }
+    }
+    //@ end
+    //@ if PLAIN
+    #pragma unroll
+    for (i32 i = 0; i < EACH * 2 * TILES * 2; i++) {
+        const i32 row = i / (TILES * 2);
+        const i32 j = i / 2 % TILES;
+        const i32 v = i % 2;
+        const i32 n = first + j * 2 + v;
+        f32& s = score_of[row / 2][j][row % 2 * 2 + v];
+        //@ if DOUBLE
+        s = score(batch, m + row * 8, n, row * TILES + j, v, s, other_of[row / 2][j][row % 2 * 2 + v]);
+        //@ else
+        s = score(batch, m + row * 8, n, row * TILES + j, v, s);
+        //@ end
+        //@ if RAGGED
+        if (n0 + STRIPE > N && n >= N) {
+            s = 0.0f;
+        }
+        //@ end
+    }
+    //@ else
     #pragma unroll
     for (i32 row = 0; row < EACH * 2; row++) {
         f32 largest = top[row];
@@ -156,10 +244,12 @@ for (i32 n0 = rank * STRIPE; n0 < N; n0 += CLUSTER * STRIPE) {
         const f32 fade = power_of_two((top[row] - largest) * UNIT);
         top[row] = largest;
         total[row] *= fade;
+        //@ if VALUED
         #pragma unroll
         for (i32 i = 0; i < PIECES * 2; i++) {
             sum[row / 2][i / 2][row % 2 * 2 + i % 2] *= fade;
         }
+        //@ end
         #pragma unroll
         for (i32 i = 0; i < TILES * 2; i++) {
             f32& s = score_of[row / 2][i / 2][row % 2 * 2 + i % 2];
@@ -171,6 +261,8 @@ for (i32 n0 = rank * STRIPE; n0 < N; n0 += CLUSTER * STRIPE) {
             total[row] += s;
         }
     }
+    //@ end
+    //@ if VALUED
     #pragma unroll
     for (i32 j = 0; j < TILES; j += 2) {
         u32 weights[EACH][4];
@@ -190,16 +282,21 @@ for (i32 n0 = rank * STRIPE; n0 < N; n0 += CLUSTER * STRIPE) {
             }
         }
     }
+    //@ end
 }
 #pragma unroll
 for (i32 row = 0; row < EACH * 2; row++) {
     total[row] += __shfl_xor_sync(0xffffffffu, total[row], 1);
     total[row] += __shfl_xor_sync(0xffffffffu, total[row], 2);
 }
+//@ if VALUED
 const auto finish = [&](i32 row, i32 piece, f32 whole, f32 low, f32 high) {
+    //@ if PLAIN
+    //@ else
     const f32 scale = 1.0f / whole;
     low *= scale;
     high *= scale;
+    //@ end
     //@ if GUARDED
     if (weightless(whole)) {
         low = high = 0.0f;
@@ -298,5 +395,13 @@ for (i32 i = 0; i < EACH * 2 * PIECES; i++) {
     const i32 e = i % PIECES;
     const auto& from = sum[row / 2][e];
     finish(m + row * 8, e, total[row], from[row % 2 * 2], from[row % 2 * 2 + 1]);
+}
+//@ end
+//@ else
+if (column == 0) {
+    #pragma unroll
+    for (i32 row = 0; row < EACH * 2; row++) {
+        store(batch, m + row * 8, 0, (top[row] * UNIT + log2f(total[row])) * LN_2);
+    }
 }
 //@ end

@@ -405,6 +405,14 @@ impl Target {
         dtype != DType::F64
     }
 
+    /// True if kernels compute the scores of an attention, of this type and with operands of so many columns, again wherever the backward
+    /// computation reads them.
+    pub fn computes_scores_again(&self, dtype: DType, columns: &[usize]) -> bool {
+        const WIDEST: usize = 128;
+        let fits = columns.iter().all(|columns| (8..=WIDEST).contains(columns) && columns.is_multiple_of(8));
+        self.family == Family::Cuda && self.compute >= 80 && dtype.is_half() && fits
+    }
+
     /// True if a kernel computes matrix products of this type.
     pub fn has_product_for(&self, dtype: DType) -> bool {
         dtype.is_float() && (self.family != Family::Cpu || dtype != DType::F64)

@@ -4,8 +4,9 @@ use crate::common::{agrees, random};
 use plimsoll::internals::expr::{Binary, Code};
 use plimsoll::internals::kernel::Template;
 use plimsoll::internals::pass::Prepared;
+use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Training};
 use plimsoll::internals::{onnx, plan, reference};
-use plimsoll::{DType, Limits, Plan, Recipe, Target, Tensor};
+use plimsoll::{DType, Graph, Limits, Plan, Recipe, Target, Tensor};
 use std::path::Path;
 
 fn passed(text: &str, target: &Target, fuse: bool) -> Prepared {
@@ -234,5 +235,119 @@ fn masks_are_conditions() {
         for opener in crate::common::backends() {
             crate::common::runs_as_the_reference(&graph, &opener, &mut state);
         }
+    }
+}
+
+/// A step of training of two heads of `tokens` tokens in bf16, whose scores are masked as `code` says: it makes scores `m` of `s`.
+fn trained(tokens: usize, code: &str, attention: &str) -> Graph {
+    let numbers = |count: usize| -> String {
+        let number = |at: usize| (((at * 7919 + count * 31) % 97) as f64 / 120.0 - 0.4).to_string();
+        (0..count).map(number).collect::<Vec<_>>().join(", ")
+    };
+    let causal = (0..tokens * tokens).map(|i| if i % tokens <= i / tokens { "1" } else { "0" });
+    let text = format!(
+        r#"<ir_version: 10, opset_import: ["" : 23]>
+        net (float[batch, {tokens}, 16] x) => (float[batch, 3] y)
+        <float[16, 16] a = {{{square}}}, float[16, 16] b = {{{other}}}, float[16, 16] c = {{{third}}}, float[16, 3] last = {{{last}}},
+         int64[4] heads = {{0, {tokens}, 2, 8}}, int64[3] whole = {{0, {tokens}, 16}}, float low = {{-inf}}, float scale = {{0.35}},
+         float[2, {tokens}, {tokens}] bias = {{{bias}}}, bool[{tokens}, {tokens}] causal = {{{causal}}}> {{
+            q1 = MatMul (x, a)  q2 = Reshape (q1, heads)  q = Transpose <perm = [0, 2, 1, 3]> (q2)
+            k1 = MatMul (x, b)  k2 = Reshape (k1, heads)  k3 = Transpose <perm = [0, 2, 1, 3]> (k2)  k = Transpose <perm = [0, 1, 3, 2]> (k3)
+            v1 = MatMul (x, c)  v2 = Reshape (v1, heads)  v = Transpose <perm = [0, 2, 1, 3]> (v2)
+            {attention}
+            t = Transpose <perm = [0, 2, 1, 3]> (z)  r = Reshape (t, whole)
+            f = ReduceMean <keepdims = 0> (r, axis)  y = MatMul (f, last)
+        }}"#,
+        square = numbers(256),
+        other = numbers(256).replace("0.1", "0.2"),
+        third = numbers(256).replace("0.3", "0.1"),
+        last = numbers(48),
+        bias = numbers(2 * tokens * tokens),
+        causal = causal.collect::<Vec<_>>().join(", "),
+        attention = attention.replace("CODE", code),
+    );
+    let text = text.replacen("float low", "int64[1] axis = {1}, float low", 1);
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("net")).expect("it parses")).with_weights();
+    let (graph, weights) = (onnx::import(&model, &[("batch".into(), 4)]).expect("it is a graph"), model.weights());
+    let method = Training {
+        precision: DType::BF16,
+        ..Training::new(Loss::CrossEntropy, Optimizer::Sgd { momentum: 0.0, nesterov: false }, Rate::constant(0.5))
+    };
+    train::programs(&graph, &weights, &method).expect("it trains").parts.remove(0).1
+}
+
+/// The folds of a program's attentions, sorted.
+fn folds(plan: &Plan) -> Vec<String> {
+    let program = &plan.programs[0];
+    let fold = |step: &plan::Step| match &program.kernels[step.kernel].template {
+        Template::Attention { fold, .. } => Some(format!("{fold:?}")),
+        _ => None,
+    };
+    let mut found: Vec<_> = program.steps.iter().filter_map(fold).collect();
+    found.sort();
+    found
+}
+
+/// The attention of a net, spelled out, with `CODE` between the products.
+const SPELLED: &str = "s1 = MatMul (q, k)  s = Mul (s1, scale)  CODE  w = Softmax <axis = -1> (m)  z = MatMul (w, v)";
+
+/// No matrix of scores is stored by a step of training on tensor cores: each of the three products that read some computes them again.
+#[test]
+fn scores_are_computed_again_by_the_products_that_read_them() {
+    let cases = [
+        ("plain", "m = Identity (s)", SPELLED),
+        ("causal", "m = Where (causal, s, low)", SPELLED),
+        ("softcapped", "h = Tanh (s)  m = Where (causal, h, low)", SPELLED),
+        ("one row", "", "z = Attention <is_causal = 1> (q, k3, v)"),
+    ];
+    for (name, code, attention) in cases {
+        let graph = trained(100, code, attention);
+        let target = Target::cuda();
+        let prepared = Recipe::default().whole(graph.clone(), &target).expect("the passes run");
+        let plan = planned(&prepared, &target);
+        let expected =
+            ["LogSum", "Plain { second: false }", "Plain { second: true }", "Plain { second: true }", "Softmax"];
+        assert_eq!(folds(&plan), expected, "{name}");
+        let scores = 4 * 2 * 100 * 100 * 2;
+        let largest = plan.programs[0].buffers.iter().map(|buffer| buffer.bytes).max();
+        assert!(largest < Some(scores), "{name}: {largest:?}");
+
+        // The step means what it meant.
+        let mut state = 5;
+        let inputs =
+            [random(&mut state, &[4, 100, 16].into()), Tensor::from_f64(DType::I64, [4], &[0.0, 2.0, 1.0, 2.0])];
+        let after = |graph: &Graph| {
+            let mut states = reference::initial(graph).expect("the elements are there");
+            let before = states.clone();
+            let loss = reference::step(graph, &inputs, &mut states).expect("it runs").remove(0);
+            (loss, before, states)
+        };
+        let ((loss, before, states), (found_loss, _, found)) = (after(&graph), after(&prepared.graph));
+        agrees(&found_loss, &loss, 1e-3).unwrap_or_else(|e| panic!("{name}: {e}"));
+        for ((before, state), found) in
+            before.iter().zip(&states).zip(&found).filter(|((_, s), _)| s.dtype() == DType::F32)
+        {
+            let moved = |after: &Tensor| -> Vec<f64> {
+                after.to_f64().iter().zip(before.to_f64()).map(|(a, b)| a - b).collect()
+            };
+            let (moved, found) = (moved(state), moved(found));
+            let peak = moved.iter().fold(0f64, |peak, v| peak.max(v.abs()));
+            let worst = moved.iter().zip(&found).fold(0f64, |worst, (a, b)| worst.max((a - b).abs()));
+            assert!(worst <= 0.03 * peak, "{name}: a weight moved by {worst} of {peak} otherwise");
+        }
+    }
+}
+
+/// Scores stay where something else reads what is made of them, and where no tensor cores compute them.
+#[test]
+fn scores_that_others_read_are_stored() {
+    // A bias of positions is trained: its gradient is a sum over the batch.
+    let graph = trained(100, "m = Add (s, bias)", SPELLED);
+    assert_eq!(folds(&crate::common::planned(&graph, &Target::cuda())), [String::new(); 0]);
+    let graph = trained(100, "m = Identity (s)", SPELLED);
+    let old = Target { compute: 75, ..Target::cuda() };
+    for target in [Target::cpu(2), Target::wgpu(), old] {
+        let found = folds(&crate::common::planned(&graph, &target));
+        assert!(found.iter().all(|fold| fold == "Softmax"), "{}: {found:?}", target.name);
     }
 }

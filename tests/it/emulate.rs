@@ -9,7 +9,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::kernel::algorithm::{Rows, Schedule, Text};
 use plimsoll::internals::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
 use plimsoll::internals::kernel::schedule;
-use plimsoll::internals::kernel::{Kernel, Template};
+use plimsoll::internals::kernel::{Fold, Kernel, Template};
 use plimsoll::internals::target::{Libraries, Target};
 use std::ffi::{CStr, OsStr, c_char};
 use std::fmt::Write;
@@ -47,13 +47,14 @@ impl Job {
     }
 
     /// A transposed convolution by each of its products, rows by each number of warps, products by each tile of `matmul_regs`, and those by numbers
-    /// of few bits by each of their texts.
+    /// of few bits by each of their texts. Scores that are no softmax by each of their cuts.
     fn each(case: &Case, target: &Target) -> Vec<Job> {
         let candidates = schedule::candidates(&case.kernel, target, &|_| true).into_iter();
         let is_tried = |text: &Text| matches!(text, Text::ConvTranspose { .. } | Text::Rows(Rows::Warps { .. }));
         let few_bits = matches!(case.kernel.template, Template::MatMulBits { .. })
             || case.kernel.template == Template::MatMul && case.kernel.reads[0].dtype.is_byte();
-        let is_tiled = |schedule: &Schedule| few_bits || schedule.name(&case.kernel, target) == "matmul_regs";
+        let folds = matches!(case.kernel.template, Template::Attention { fold, .. } if fold != Fold::Softmax);
+        let is_tiled = |schedule: &Schedule| few_bits || folds || schedule.name(&case.kernel, target) == "matmul_regs";
         let tried = candidates.filter(|s| is_tiled(s) || matches!(s, Schedule::Text(text) if is_tried(text)));
         let scheduled = tried.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
         scheduled.map(|kernel| Job::of(case.clone(), &kernel, target)).collect()
@@ -170,7 +171,9 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
             "no stretch is read by {width}"
         );
     }
-    jobs.extend(all.into_iter().map(|case| Job::new(case, &target)));
+    jobs.extend(all.into_iter().chain(variants::folded()).map(|case| Job::new(case, &target)));
+    jobs.extend(variants::folded().iter().flat_map(|case| Job::each(case, &target)));
+    jobs.extend(variants::folded().into_iter().map(|case| Job::new(case, &small_target)));
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
     // Every part gets equally many cases of a template.
     jobs.sort_by(|a, b| a.source.text.cmp(&b.source.text));

@@ -80,7 +80,7 @@ fn texts() -> BTreeMap<String, String> {
     let plain = variants::plain();
     // With one multiprocessor, even small cases fill it.
     let targets = [target(), Target { multiprocessors: 1, ..target() }];
-    for case in [variants::halves(&plain), plain].concat() {
+    for case in [variants::halves(&plain), variants::folded(), plain].concat() {
         let supported = targets.iter().filter(|target| case.is_supported(target));
         supported.for_each(|target| {
             let kernel = schedule::scheduled(&case.kernel, target).unwrap_or_else(|e| panic!("{}: {e}", case.name));

@@ -139,8 +139,8 @@ fn broken_templates(template: &Template) -> Vec<Template> {
         Template::Row { reductions, per_row, .. } => [9, usize::MAX]
             .map(|inner| Template::Row { inner, reductions: reductions.clone(), per_row: *per_row })
             .into(),
-        Template::Attention { score, guarded, .. } => [5, usize::MAX]
-            .map(|further| Template::Attention { score: score.clone(), further, guarded: *guarded })
+        Template::Attention { score, guarded, fold, .. } => [5, usize::MAX]
+            .map(|further| Template::Attention { score: score.clone(), further, guarded: *guarded, fold: *fold })
             .into(),
         Template::Conv { groups, window, padding } => {
             let padding = *padding;

@@ -46,8 +46,8 @@ use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 pub use templates::{
-    ArgBytes, Collective, Exchange, Guard, Inner, MOST_HELD, MOST_TAPS, MOST_TERMS, Nearest, Packing, PadMode, Pool,
-    Reduction, Repeat, ResizeMode, RowReduction, Template, UNROLLED, Window, ZeroPoints, adds_directly, unfolds,
+    ArgBytes, Collective, Exchange, Fold, Guard, Inner, MOST_HELD, MOST_TAPS, MOST_TERMS, Nearest, Packing, PadMode,
+    Pool, Reduction, Repeat, ResizeMode, RowReduction, Template, UNROLLED, Window, ZeroPoints, adds_directly, unfolds,
 };
 
 /// A buffer that a kernel reads or writes, and how its elements lie in it.
@@ -138,6 +138,9 @@ impl Kernel {
         if self.collective().is_some_and(|of| of.exchange.other().is_some()) {
             return self.writes[0].dtype;
         }
+        if matches!(self.template, Template::Attention { fold: Fold::LogSum, .. }) {
+            return DType::F32;
+        }
         let multiplies = matches!(self.template, Template::MatMul | Template::Conv { .. });
         if matches!(self.template, Template::Sort { .. }) {
             return DType::I32;
@@ -158,7 +161,15 @@ impl Kernel {
             }
             // Parts share the positions; the channels of the result are in its size already.
             Template::ConvFilters { .. } => elements(extents(1)?) / elements(self.shape.get(..2)?).max(1),
-            Template::Attention { .. } => 2 * extents(1)?.iter().rev().nth(1).map_or(1, |&n| n as u64),
+            Template::Attention { fold, .. } => {
+                // Of each row and key: the columns of queries and values.
+                let keys = *extents(1)?.last()? as u64;
+                let columns = |operand: usize| extents(operand).and_then(|of| of.last()).map_or(0, |&d| d as u64);
+                let values = if *fold == Fold::LogSum { 0 } else { columns(2) };
+                let second = if fold.products() == 2 { columns(3) } else { 0 };
+                let rows = elements(self.shape.get(..self.shape.len().saturating_sub(1))?);
+                return Some(rows.saturating_mul(keys).saturating_mul(columns(0) + values + second));
+            }
             _ => return None,
         };
         Some(size.saturating_mul(inner.max(1)))

@@ -26,6 +26,18 @@ pub(super) static OPS: &[OpDef] = &[
         vec![vec![a.checked_sub(1), Some(b.saturating_sub(2))]]
     }),
     OpDef::new(
+        SCORES,
+        "MatMul whose result is part of the kernel that reads it: the scores of an attention, computed again for its gradients",
+        inputs![A B],
+        infer_matmul,
+        Eval::Tensor(eval_matmul),
+        Lower::Template(lower_matmul),
+    )
+    .grad(matmul_grad)
+    .flop(|call| Product::new(call).map_or(0.0, |p| 2.0 * p.batch.numel() as f64 * (p.m * p.k * p.n) as f64))
+    .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
+    .part(part_matmul),
+    OpDef::new(
         "Gemm",
         "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
         inputs![A B C?],
@@ -38,6 +50,9 @@ pub(super) static OPS: &[OpDef] = &[
     composed("Det", "The determinant of each matrix in the last two axes", inputs![X], determinants)
         .sample(|s| s.floats(&[&[2, 3, 3]])),
 ];
+
+/// The product of queries and keys that is never stored, where kernels can do so.
+pub const SCORES: &str = "plimsoll.Scores";
 
 /// The largest matrix whose determinant is written out: a row doubles the work.
 const MOST_ROWS: usize = 7;

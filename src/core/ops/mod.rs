@@ -55,6 +55,7 @@ pub use cut::OF_CUT_FILES;
 pub use index::{BAND, from_start, tuples};
 pub use integer::{OTHER_SIGN, PRODUCT_OF_BYTES, SUMS_OF_BYTES, requantized};
 pub use layout::{AT_RUN, FETCH, Span, spans, spread};
+pub use linear::SCORES;
 pub use norm::softmax_axes;
 pub use ort_attention::{COS as COSINES, PAST as KEYS, key_room};
 pub use packed::Codes;

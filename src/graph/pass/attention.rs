@@ -17,9 +17,9 @@ use super::group::{Attention, MAX_GROUP_NODES, max_reads, uses_index};
 use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::kernel::Guard;
+use crate::kernel::{Fold, Guard};
 use crate::op::{Call, Fact, Lower, NodeId, ValueId};
-use crate::ops::BAND;
+use crate::ops::{BAND, SCORES};
 use crate::target::Target;
 use std::collections::HashSet;
 
@@ -27,18 +27,102 @@ use std::collections::HashSet;
 #[derive(Debug)]
 pub(super) struct Found {
     pub attention: Attention,
+    /// The result of the softmax, before it is rounded and guarded.
+    pub weights: ValueId,
+    /// The exponentials, their sum, the scores less the largest, and the largest.
+    pub softmax: [NodeId; 4],
+    /// True for rows that a guard hides.
+    pub guard: Option<ValueId>,
     /// All nodes from the first product to the second one, unordered.
     pub nodes: HashSet<NodeId>,
 }
 
 /// The attention that ends in a node, if it becomes one kernel, even with `more` nodes.
 pub(super) fn as_kernel(graph: &Graph, sink: NodeId, context: &Context, more: usize) -> Option<Found> {
-    let found = ending_in(graph, sink, &context.decisions)?;
+    let found = ending_in(graph, sink, &context.decisions, false)?;
     if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target)) {
         return None;
     }
     let small = found.nodes.len() + more <= MAX_GROUP_NODES;
     (small && 3 + found.further(graph).len() <= max_reads(context.target)).then_some(found)
+}
+
+/// The attention that ends in a node and is trained: the backward computation reads values that it would have to store.
+pub(super) fn trained(graph: &Graph, sink: NodeId, context: &Context) -> Option<Found> {
+    let found = ending_in(graph, sink, &context.decisions, true)?;
+    let small = found.nodes.len() <= MAX_GROUP_NODES && 3 + found.further(graph).len() <= max_reads(context.target);
+    (small && context.target.has_attention_for(graph.fact(sink.output(0)).dtype)).then_some(found)
+}
+
+/// True if a node belongs to the backward computation, or is elementwise or a view and read by that alone.
+fn is_later(graph: &Graph, node: NodeId, left: usize) -> bool {
+    let moves = || matches!(graph.node(node).op().map(|op| op.lower), Some(Lower::Map(_) | Lower::View(_)));
+    let read = || graph.users(node.output(0)).iter().all(|&user| is_later(graph, user, left - 1));
+    graph.is_backward(node) || left > 0 && moves() && !graph.is_output(node.output(0)) && read()
+}
+
+/// How far a value is followed to the backward computation.
+const FARTHEST: usize = 6;
+
+/// The products whose scores are computed again where they are read: one that reads them as its left operand, or a row's sum of exponentials
+/// whose scores a node begins.
+pub(super) fn of_scores(graph: &Graph, node: NodeId, target: &Target) -> Option<Found> {
+    let (sink, scores, inner) = match graph.node(node).op_name() {
+        "MatMul" => (node, graph.operands(node)[0]?, Vec::new()),
+        SCORES => log_sum(graph, node)?,
+        _ => return None,
+    };
+    let space = graph.fact(scores).shape.clone();
+    let mut nodes: HashSet<NodeId> = inner.iter().copied().chain([sink]).collect();
+    let (mut products, mut rest) = (Vec::new(), vec![scores]);
+    while let Some(value) = rest.pop() {
+        let own = nodes.contains(&value.node) || graph.fact(value).shape != space || graph.is_output(value);
+        if own || !graph.users(value).iter().all(|user| nodes.contains(user)) {
+            continue;
+        }
+        let Some(op) = graph.node(value.node).op() else { continue };
+        match op.lower {
+            _ if op.name == SCORES => products.push(value.node),
+            Lower::Map(map) if op.name == BAND || !uses_index(graph, value.node, map) => {
+                rest.extend(graph.operands(value.node).into_iter().flatten());
+            }
+            _ => continue,
+        }
+        nodes.insert(value.node);
+    }
+    let fold = match (&products[..], inner.is_empty()) {
+        ([_], false) => Fold::LogSum,
+        ([_], true) => Fold::Plain { second: false },
+        ([_, _], true) => Fold::Plain { second: true },
+        _ => return None,
+    };
+    let softmax = if let [max, below, exp, sum, ..] = inner[..] { [exp, sum, below, max] } else { [sink; 4] };
+    let (first, second) = (products[0], products.get(1).copied());
+    let attention = Attention { products: first, scores, second, guarded: None, fold };
+    let found = Found { attention, weights: scores, softmax, guard: None, nodes };
+    let reads = fold.operands() + found.further(graph).len();
+    (found.nodes.len() <= MAX_GROUP_NODES && reads <= max_reads(target)).then_some(found)
+}
+
+/// The sum of exponentials, as a logarithm, of the scores that begin with a product: its last node, the scores, and the nodes between.
+fn log_sum(graph: &Graph, product: NodeId) -> Option<(NodeId, ValueId, Vec<NodeId>)> {
+    let mut scores = product.output(0);
+    let max = loop {
+        let users = graph.users(scores);
+        if let Some(&max) = users.iter().find(|&&user| graph.node(user).op_name() == "ReduceMax") {
+            break max;
+        }
+        let &[user] = &users[..] else { return None };
+        matches!(graph.node(user).op()?.lower, Lower::Map(_)).then_some(())?;
+        scores = user.output(0);
+    };
+    let sink = *graph.users(max.output(0)).iter().find(|&&user| graph.node(user).op_name() == "Add")?;
+    let &[_, log] = &named(graph, sink.output(0), "Add")?[..] else { return None };
+    let sum = named(graph, log, "Log")?[0];
+    let exp = named(graph, sum, "ReduceSum")?[0];
+    let below = named(graph, exp, "Exp")?[0];
+    let own = named(graph, below, "Sub")? == [scores, max.output(0)];
+    own.then_some((sink, scores, vec![max, below.node, exp.node, sum.node, log.node]))
 }
 
 /// The operands of the node that makes a value, if the node has this operator.
@@ -55,11 +139,13 @@ struct Behind {
     guarded: Option<Guard>,
     /// The maximum of the scores, if a guard compares it.
     compared: Option<ValueId>,
+    /// What the guard says.
+    guard: Option<ValueId>,
 }
 
 /// Goes from the left operand of the product that ends in `sink` to the softmax, past a Cast and a guard.
 fn behind(graph: &Graph, sink: NodeId, mut weights: ValueId, decisions: &Decisions) -> Option<Behind> {
-    let (mut nodes, mut guarded, mut compared) = (Vec::new(), None, None);
+    let (mut nodes, mut guarded, mut compared, mut guard) = (Vec::new(), None, None, None);
     unrounded(graph, &mut weights, &mut nodes)?;
     if let Some(&[without, zero, plain]) = named(graph, weights, "Where").as_deref() {
         if !all(graph, zero, 0.0) {
@@ -76,11 +162,12 @@ fn behind(graph: &Graph, sink: NodeId, mut weights: ValueId, decisions: &Decisio
         if !decisions.if_valid("guard", sink, graph.fact(weights).shape == graph.fact(plain).shape) {
             return None;
         }
+        guard = Some(without);
         nodes.extend([weights.node, without.node]);
         weights = plain;
         unrounded(graph, &mut weights, &mut nodes)?;
     }
-    Some(Behind { weights, nodes, guarded, compared })
+    Some(Behind { weights, nodes, guarded, compared, guard })
 }
 
 /// Goes past a Cast that rounds: the softmax of 16-bit floats may be computed in `f32`, as it is here. `None` for another Cast.
@@ -125,10 +212,11 @@ fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, Vec<Nod
     Some((source, max, nodes))
 }
 
-/// The attention that ends in a matrix product, if nothing else reads its intermediate values.
-fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions) -> Option<Found> {
+/// The attention that ends in a matrix product, if nothing else reads its intermediate values, or, where it is trained, nothing else that is
+/// forward.
+fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions, is_trained: bool) -> Option<Found> {
     let &[weights, values] = &named(graph, sink.output(0), "MatMul")?[..] else { return None };
-    let Behind { weights, nodes, guarded, compared } = behind(graph, sink, weights, decisions)?;
+    let Behind { weights, nodes, guarded, compared, guard } = behind(graph, sink, weights, decisions)?;
     let space = &graph.fact(weights).shape;
     let result = &graph.node(sink).outputs[0].fact.shape;
     let rank = space.len();
@@ -141,11 +229,12 @@ fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions) -> Option<Found
     if compared.is_some_and(|compared| compared != max) {
         return None;
     }
-    let mut nodes: HashSet<NodeId> = nodes.into_iter().chain(inner).chain([sink]).collect();
+    let mut nodes: HashSet<NodeId> = nodes.into_iter().chain(inner.iter().copied()).chain([sink]).collect();
 
     // Up from the scores: elementwise nodes of their shape that nothing else reads, and one product.
     let inside = |value: ValueId, nodes: &HashSet<NodeId>| {
-        !graph.is_output(value) && graph.users(value).iter().all(|u| nodes.contains(u))
+        let takes = |u: &NodeId| nodes.contains(u) || is_trained && is_later(graph, *u, FARTHEST);
+        !graph.is_output(value) && graph.users(value).iter().all(takes)
     };
     let mut products = None;
     let mut rest = vec![scores];
@@ -181,8 +270,9 @@ fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions) -> Option<Found
     let closed = members.into_iter().all(|value| inside(value, &nodes));
     let (scored, multiplied) = (graph.fact(scores).dtype, graph.node(products?).outputs[0].fact.dtype);
     let same_type = scored == multiplied || multiplied.is_half() && scored == DType::F32;
-    let attention = Attention { products: products?, scores, guarded };
-    (closed && same_type).then_some(Found { attention, nodes })
+    let attention = Attention { products: products?, scores, second: None, guarded, fold: Fold::Softmax };
+    let softmax = [inner[1], inner[2], inner[3], inner[4]];
+    (closed && same_type).then_some(Found { attention, weights, softmax, guard, nodes })
 }
 
 /// True if a value is a constant whose elements all equal this number.
@@ -224,6 +314,7 @@ impl Found {
         // The operand of a band is a space, which nothing reads.
         let maps = self.nodes.iter().filter(|&&n| {
             n != self.attention.products
+                && Some(n) != self.attention.second
                 && graph.node(n).op_name() != BAND
                 && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))
         });

@@ -154,7 +154,8 @@ impl Fuser<'_> {
 
     /// Makes a group of the attention that ends in a node, if one does.
     fn attend(&mut self, sink: NodeId) {
-        let Some(found) = attention::as_kernel(self.graph, sink, self.context, 0) else { return };
+        let found = attention::as_kernel(self.graph, sink, self.context, 0);
+        let Some(found) = found.or_else(|| attention::of_scores(self.graph, sink, self.context.target)) else { return };
         if found.nodes.iter().all(|&n| self.is_free(n)) {
             let nodes: Vec<NodeId> = found.nodes.into_iter().collect();
             self.seal(&nodes, GroupKind::Attention(found.attention));

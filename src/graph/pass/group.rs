@@ -6,7 +6,7 @@
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::graph::Graph;
-use crate::kernel::Guard;
+use crate::kernel::{Fold, Guard};
 use crate::op::{Args, Call, Lower, NodeId, OpDef, ValueId};
 use crate::ops::BAND;
 use crate::shape::Shape;
@@ -108,7 +108,7 @@ pub enum GroupKind {
         /// The node with the template.
         call: NodeId,
     },
-    /// Two matrix products and the softmax between them. The scores are never stored.
+    /// Two matrix products and the softmax between them, or what else becomes of scores. These are never stored.
     Attention(Attention),
 }
 
@@ -119,8 +119,12 @@ pub struct Attention {
     pub products: NodeId,
     /// The scores: that product, or the result of elementwise nodes on it.
     pub scores: ValueId,
+    /// A second product that the scores are made of.
+    pub second: Option<NodeId>,
     /// The weights that count as zero though they are no numbers; `None` if there are none such.
     pub guarded: Option<Guard>,
+    /// What becomes of a row of scores.
+    pub fold: Fold,
 }
 
 /// Nodes that become one kernel.
@@ -152,11 +156,15 @@ impl Group {
             GroupKind::Map => GroupKind::Map,
             GroupKind::Row { reduction } => GroupKind::Row { reduction: node(*reduction) },
             GroupKind::Template { call } => GroupKind::Template { call: node(*call) },
-            GroupKind::Attention(Attention { products, scores, guarded }) => GroupKind::Attention(Attention {
-                products: node(*products),
-                scores: ValueId { node: node(scores.node), ..*scores },
-                guarded: *guarded,
-            }),
+            GroupKind::Attention(Attention { products, scores, second, guarded, fold }) => {
+                GroupKind::Attention(Attention {
+                    products: node(*products),
+                    scores: ValueId { node: node(scores.node), ..*scores },
+                    second: second.map(&node),
+                    guarded: *guarded,
+                    fold: *fold,
+                })
+            }
         };
         Group { kind, nodes: self.nodes.iter().map(|&n| node(n)).collect(), sink: node(self.sink) }
     }

@@ -42,6 +42,7 @@ mod recipe;
 pub mod recompute;
 mod rotary;
 mod scale;
+mod scores;
 pub mod shard;
 mod simplify;
 mod sink_upcasts;
@@ -237,6 +238,8 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("align", align::run, When::Always),
     ("elide_rounding", elide_rounding::run, When::Always),
     ("sink_upcasts", sink_upcasts::run, When::Fused),
+    // Without fusion each copy would be stored.
+    ("scores", scores::run, When::Fused),
     // Constants are as kernels read them.
     ("offload", offload::run, When::Always),
 ];

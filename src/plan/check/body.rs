@@ -67,9 +67,13 @@ fn check_score(kernel: &Kernel, score: &Body, target: &Target) -> Verdict {
     let reads = &kernel.reads;
     let (batch, keys) = (&kernel.shape[..kernel.shape.len() - 1], &reads[1].access.shape);
     let space = Shape::new([batch, &keys[keys.len() - 1..]].concat());
+    let Template::Attention { fold, .. } = kernel.template else { return Err("expected an attention".into()) };
     let value = reads[0].dtype;
     let mut scope = Scope::new(target, &space, Some(Source { dtype: value, strides: &[] }));
-    scope.read(&reads[3..kernel.template.core_reads()]);
+    if fold.products() == 2 {
+        scope.inputs.push(Source { dtype: reads[3].dtype, strides: &[] });
+    }
+    scope.read(&reads[fold.operands()..kernel.template.core_reads()]);
     let types = scope.check(score).map_err(|e| format!("score: {e}"))?;
     // Scores of 16-bit floats may be f32, because everything is computed in f32.
     let gives = matches!(types[..], [dtype] if dtype == DType::F32 || stores(target, dtype, value));

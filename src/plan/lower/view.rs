@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::cpu::same_elements;
 use crate::op::{NodeId, ValueId};
+use crate::ops::SCORES;
 use crate::shape::{Access, Shape};
 use std::collections::HashMap;
 
@@ -57,7 +58,8 @@ impl Lowering<'_> {
     /// come last. A row-major copy would transpose the source, and a product reads a transposed operand as well.
     fn turned(&self, id: NodeId, source: &Access) -> Option<Access> {
         let users = self.graph.users(id.output(0));
-        let multiplies = !users.is_empty() && users.iter().all(|&user| self.graph.node(user).op_name() == "MatMul");
+        let multiplies = !users.is_empty()
+            && users.iter().all(|&user| ["MatMul", SCORES].contains(&self.graph.node(user).op_name()));
         let rank = source.shape.len();
         let is_dense = |access: &Access, axis: usize| access.shape[axis] > 1 && access.strides[axis] == 1;
         let inner = (0..rank).find(|&axis| is_dense(source, axis))?;
@@ -128,7 +130,7 @@ fn finer(graph: &Graph, id: NodeId, source: &Access, destinations: &HashMap<Valu
                 plain == Some(Access::contiguous(shape.clone()).permute(&axes))
             };
             match name {
-                "MatMul" if result.len() == rank && result[..rank - 2] == joined => {}
+                "MatMul" | SCORES if result.len() == rank && result[..rank - 2] == joined => {}
                 "Transpose" if value.node == id && transposed() => values.push(user.output(0)),
                 _ => return None,
             }

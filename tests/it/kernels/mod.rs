@@ -11,8 +11,8 @@ use plimsoll::internals::kernel::meaning::{evaluate, stores};
 use plimsoll::internals::kernel::schedule::prologue;
 use plimsoll::internals::kernel::templates::TEMPLATES;
 use plimsoll::internals::kernel::{
-    Guard, Kernel, Nearest, Operand, Packing, PadMode, Pool, Prologue, Reduction, ResizeMode, RowReduction, Template,
-    Window, ZeroPoints,
+    Fold, Guard, Kernel, Nearest, Operand, Packing, PadMode, Pool, Prologue, Reduction, ResizeMode, RowReduction,
+    Template, Window, ZeroPoints,
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::Target;
@@ -162,7 +162,8 @@ pub fn infinite() -> Vec<Case> {
     case.inputs[0][..40].fill(f64::NEG_INFINITY);
     // Memory in place of absent keys must not be read, not even with a weight of zero.
     for rows in [1, 2, 40] {
-        let template = Template::Attention { score: Body::new(&[x(0) * 0.1]), further: 0, guarded: None };
+        let template =
+            Template::Attention { score: Body::new(&[x(0) * 0.1]), further: 0, guarded: None, fold: Fold::Softmax };
         let reads = [[rows, 32], [32, 37], [37, 12]].map(|[a, b]| f32s(dense(&[2, a, b]))).to_vec();
         let case = c.add(&format!("attention infinite, {rows} rows"), template, &[2, rows, 12], reads, &[x(0)]);
         case.inputs[2][36 * 12] = f64::INFINITY;
@@ -886,8 +887,63 @@ fn window(kernel: [usize; 3], strides: [usize; 3], dilations: [usize; 3], pads: 
     Window { kernel, strides, dilations, pads }
 }
 
+/// Rows of scores that are no softmax: the logarithm of the sum of powers, and values under scores of one product or two, with operands for each
+/// row, for each key and for each score. Only tensor cores compute them.
+pub fn folds() -> Vec<Case> {
+    let mut c = Cases { random: Random(11), cases: Vec::new() };
+    let read = |batch: &[usize], matrix: [usize; 2]| f32s(dense(&[batch, &matrix].concat()));
+    let (query, key) = (Expr::index(2), Expr::index(3));
+    let low = x(0).like(f64::NEG_INFINITY);
+    let causal = |condition: &Expr, score: Expr| condition.select(&score, &low);
+    let mut add = |name: &str, fold: Fold, score: Expr, [h, m, d, n, e, f]: [usize; 6], further: Vec<Operand>| {
+        let batch = [2, h];
+        let mut reads = vec![read(&batch, [m, d]), read(&batch, [d, n])];
+        if fold != Fold::LogSum {
+            reads.push(read(&batch, [n, e]));
+        }
+        if fold.products() == 2 {
+            reads.extend([read(&batch, [m, f]), f32s(dense(&[2, h, n, f]).permute(&[0, 1, 3, 2]))]);
+        }
+        let template = Template::Attention { score: Body::new(&[score]), further: further.len(), guarded: None, fold };
+        reads.extend(further);
+        c.add(name, template, &[2, h, m, e], reads, &[x(0)]);
+    };
+    let of_rows = |h, m, n| f32s(spread(&[2, h, m, 1], &[2, h, m, n]));
+    let of_keys = |h, m, n| f32s(spread(&[2, h, 1, n], &[2, h, m, n]));
+    let (one, two) = (Fold::Plain { second: false }, Fold::Plain { second: true });
+    add("scores, sums of powers", Fold::LogSum, x(0) * 0.25, [3, 70, 16, 90, 1, 0], vec![]);
+    add(
+        "scores, sums of causal powers",
+        Fold::LogSum,
+        causal(&key.le(&query), x(0) * 0.25),
+        [2, 37, 24, 37, 1, 0],
+        vec![],
+    );
+    add("scores, sums of masked powers", Fold::LogSum, x(0) + x(1), [2, 20, 8, 33, 1, 0], vec![of_keys(2, 20, 33)]);
+    let power = |score: Expr, of: usize| (score - x(of)).exp();
+    add("scores, one product", one, x(0) * 0.5, [2, 70, 16, 90, 24, 0], vec![]);
+    add("scores, powers", one, power(x(0) * 0.25, 1), [3, 66, 16, 66, 16, 0], vec![of_rows(3, 66, 66)]);
+    let seen = causal(&query.le(&key), x(0) * 0.25);
+    add("scores, causal powers of keys", one, power(seen, 1), [3, 66, 16, 66, 16, 0], vec![of_keys(3, 66, 66)]);
+    let gradient = |score: Expr| power(score, 2) * (x(1) - x(3)) * 0.125;
+    let rows = vec![of_rows(2, 70, 50), of_rows(2, 70, 50)];
+    add("scores, two products", two, gradient(x(0) * 0.25), [2, 70, 16, 50, 24, 40], rows);
+    let rows = || vec![of_rows(2, 130, 130), of_rows(2, 130, 130)];
+    let seen = causal(&key.le(&query), x(0) * 0.05);
+    add("scores, two causal products", two, gradient(seen), [2, 130, 64, 130, 64, 64], rows());
+    let keys = vec![of_keys(2, 131, 131), of_keys(2, 131, 131)];
+    let seen = causal(&query.le(&key), x(0) * 0.05);
+    add("scores, two products by keys", two, gradient(seen), [2, 131, 128, 131, 128, 128], keys);
+    c.cases
+}
+
 fn attention(c: &mut Cases) {
-    let a = |score: Expr, further: usize| Template::Attention { score: Body::new(&[score]), further, guarded: None };
+    let a = |score: Expr, further: usize| Template::Attention {
+        score: Body::new(&[score]),
+        further,
+        guarded: None,
+        fold: Fold::Softmax,
+    };
     let read = |batch: &[usize], matrix: [usize; 2]| f32s(dense(&[batch, &matrix].concat()));
     let three = |b: &[usize], [m, d, n, e]: [usize; 4]| vec![read(b, [m, d]), read(b, [d, n]), read(b, [n, e])];
     c.add("attention plain", a(x(0), 0), &[5, 4], three(&[], [5, 3, 7, 4]), &[x(0)]);
@@ -931,7 +987,12 @@ fn attention(c: &mut Cases) {
     case.inputs[3].iter_mut().enumerate().for_each(|(i, v)| *v = f64::from(i % 64 <= i / 64 + 20));
     // Guarded rows that see nothing weigh nothing, also where the kernel's own text says so.
     let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.3), &x(0).like(f64::NEG_INFINITY));
-    let guarded = Template::Attention { score: Body::new(&[chosen]), further: 1, guarded: Some(Guard::Unseen) };
+    let guarded = Template::Attention {
+        score: Body::new(&[chosen]),
+        further: 1,
+        guarded: Some(Guard::Unseen),
+        fold: Fold::Softmax,
+    };
     let mut reads = three(&[2], [21, 24, 45, 40]);
     reads.push(typed(DType::Bool, dense(&[2, 21, 45])));
     let case = c.add("attention of rows that see nothing", guarded, &[2, 21, 40], reads, &[x(0)]);

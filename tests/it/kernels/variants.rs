@@ -1,11 +1,11 @@
 //! The cases in more forms: in halves, as larger products, with channels last, guarded.
 
-use super::{Case, bytes_with_channels_last, cases, elements, infinite, many_patches, unordered};
+use super::{Case, bytes_with_channels_last, cases, elements, folds, infinite, many_patches, unordered};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::schedule::conv::is_direct;
-use plimsoll::internals::kernel::{Guard, Kernel, Operand, Template};
+use plimsoll::internals::kernel::{Fold, Guard, Kernel, Operand, Template};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::tensor::Tensor;
 
@@ -47,6 +47,23 @@ fn summed(case: &Case, dtype: DType) -> Case {
     summed.inputs[core..].clone_from_slice(&case.inputs[core..]);
     summed.name += ", summed";
     summed
+}
+
+/// [Scores that are no softmax](folds), of matrices of halves. What rows and keys add is as it was.
+pub fn folded() -> Vec<Case> {
+    let of = |case: &Case, dtype: DType| {
+        let Template::Attention { fold, .. } = case.kernel.template else { unreachable!("{}", case.name) };
+        let mut made = halved(case, dtype);
+        let matrices = fold.operands();
+        made.kernel.reads[matrices..].clone_from_slice(&case.kernel.reads[matrices..]);
+        made.inputs[matrices..].clone_from_slice(&case.inputs[matrices..]);
+        if fold == Fold::LogSum {
+            made.kernel.writes.clone_from(&case.kernel.writes);
+        }
+        made
+    };
+    let plain = folds();
+    [DType::F16, DType::BF16].into_iter().flat_map(|dtype| plain.iter().map(move |case| of(case, dtype))).collect()
 }
 
 /// Products that are large enough for every tile.

@@ -12,7 +12,7 @@ use crate::kernel::meaning::mismatch;
 use crate::kernel::schedule::attention::{Extents, STEP, tile_width};
 use crate::kernel::space::{BYTES, Var};
 use crate::kernel::templates::{Band, band};
-use crate::kernel::{Guard, Template};
+use crate::kernel::{Fold, Guard, Template};
 use std::collections::{BTreeMap, BTreeSet};
 
 kernels! {
@@ -28,7 +28,8 @@ kernels! {
 
 impl Module<'_> {
     fn attention(&mut self, text: &Text) -> Result<(), String> {
-        let (Template::Attention { score, guarded, .. }, Text::Attention(cut)) = (&self.kernel.template, text) else {
+        let (Template::Attention { score, guarded, fold, .. }, Text::Attention(cut)) = (&self.kernel.template, text)
+        else {
             mismatch(&self.kernel.template)
         };
         let shape = &self.kernel.shape;
@@ -59,7 +60,8 @@ impl Module<'_> {
             Cut::Regs(regs) => self.score_pairs(score, &extents, [regs.rows, regs.columns], [1, 1])?,
             Cut::Mma(mma) => {
                 // The powers of what is only scaled take one instruction to prepare.
-                let (identity, scale) = (Body::identity(DType::F32), scale(score));
+                let powers = !matches!(fold, Fold::Plain { .. });
+                let (identity, scale) = (Body::identity(DType::F32), scale(score).filter(|_| powers));
                 let score = if scale.is_some() { &identity } else { score };
                 self.constant("UNIT", scale.unwrap_or(1.0) * std::f64::consts::LOG2_E, F32);
                 if scale.is_some() {
@@ -89,7 +91,12 @@ impl Module<'_> {
             (0, "a", ["m", "k"], ("k", extents.k), rank - 1, "A_WIDE"),
             (1, "b", ["k", "n"], ("k", extents.k), rank - 2, "B_WIDE"),
             (2, "c", ["n", "e"], ("e", extents.e), rank - 1, "C_WIDE"),
+            (3, "z_at", ["m", "k"], ("k", extents.f), rank - 1, "Z_WIDE"),
+            (4, "d", ["k", "n"], ("k", extents.f), rank - 2, "D_WIDE"),
         ] {
+            if slot >= extents.fold.operands() {
+                continue;
+            }
             let space = extents.space(&self.access(slot).shape, names);
             let wide = match cut {
                 Cut::Decode(decode) => slot > 0 && decode.vectors[slot - 1],
@@ -326,30 +333,42 @@ impl Module<'_> {
     }
 
     fn attention_mma(&mut self, extents: &Extents, mma: &Mma) {
-        let &Extents { m, k, e, .. } = extents;
+        let &Extents { m, .. } = extents;
         let &Mma { rows, each, teams, columns, stages, cluster } = mma;
         let (rank, element) = (self.kernel.shape.len(), self.storage[0]);
         self.declarations.push(format!("typedef {} element;", element.name()));
-        if self.is_vectorizable(0, rank - 1, 2) {
-            let (mut body, address) = self.address(0, &extents.space(&self.access(0).shape, ["m", "k"]));
-            body.push(format!("return {};", self.read_wide(0, 2, &address)));
-            self.wide_function("a_wide", &matrix(["m", "k"]), "wide<element, 2>".into(), body);
-            self.flags.push("A_WIDE");
+        let fold = extents.fold;
+        for (slot, name, flag) in [(0, "a_wide", "A_WIDE"), (3, "z_wide", "Z_WIDE")] {
+            if (slot == 0 || fold.products() == 2) && self.is_vectorizable(slot, rank - 1, 2) {
+                let (mut body, address) = self.address(slot, &extents.space(&self.access(slot).shape, ["m", "k"]));
+                body.push(format!("return {};", self.read_wide(slot, 2, &address)));
+                self.wide_function(name, &matrix(["m", "k"]), "wide<element, 2>".into(), body);
+                self.flags.push(flag);
+            }
         }
         let wide = BYTES / element.size();
-        for (slot, name, flag, names, axis) in
-            [(1, "b_at", "B_WIDE", ["k", "n"], rank - 2), (2, "c_at", "C_WIDE", ["n", "e"], rank - 1)]
-        {
-            if self.is_vectorizable(slot, axis, wide) {
+        for (slot, name, flag, names, axis) in [
+            (1, "b_at", "B_WIDE", ["k", "n"], rank - 2),
+            (2, "c_at", "C_WIDE", ["n", "e"], rank - 1),
+            (4, "d_at", "D_WIDE", ["k", "n"], rank - 2),
+        ] {
+            if slot < fold.operands() && self.is_vectorizable(slot, axis, wide) {
                 self.address_function(name, slot, &extents.space(&self.access(slot).shape, names), names);
                 self.flags.push(flag);
             }
         }
         self.store_pairs(extents);
         let groups = m.div_ceil(rows);
-        let keys_first = self.access(1).strides[rank - 1] == 1;
         let stripe = teams * columns;
-        let (depth, width) = (k.next_multiple_of(16), e.next_multiple_of(16));
+        let [depth, width, second] = extents.padded();
+        let steps = |slot: usize, depth: usize| {
+            if self.access(slot).strides[rank - 1] == 1 { [1, stripe] } else { [depth, 1] }
+        };
+        let [b_n, b_k] = steps(1, depth);
+        let [d_n, d_k] = if fold.products() == 2 { steps(4, second) } else { [1, 1] };
+        let (valued, double) = (fold != Fold::LogSum, fold.products() == 2);
+        let flags = [(valued, "VALUED"), (double, "DOUBLE"), (matches!(fold, Fold::Plain { .. }), "PLAIN")];
+        self.flags.extend(flags.into_iter().filter_map(|(holds, flag)| holds.then_some(flag)));
         self.ints(&[
             ("ROWS", rows),
             ("EACH", each),
@@ -361,14 +380,21 @@ impl Module<'_> {
             ("DEPTH", depth),
             ("WIDTH", width),
             ("GROUPS", groups),
-            ("B_N_STEP", if keys_first { 1 } else { depth }),
-            ("B_K_STEP", if keys_first { stripe } else { 1 }),
+            ("B_N_STEP", b_n),
+            ("B_K_STEP", b_k),
+            ("VALUES", usize::from(valued)),
+            ("SECOND", usize::from(double)),
+            ("K_D", extents.f),
+            ("DEPTH_D", second),
+            ("D_N_STEP", d_n),
+            ("D_K_STEP", d_k),
         ]);
+        self.constant("LN_2", std::f64::consts::LN_2, F32);
         if teams * cluster > 1 {
             self.flags.push("PARTS");
         }
         self.clustered(cluster);
-        self.shared.push(("tile", element, mma.bytes(k, e) / 2));
+        self.shared.push(("tile", element, mma.bytes(extents) / 2));
     }
 
     /// Functions for two scores side by side, of which an invocation has `pairs`, so many of them `along` the keys: `look(batch, m, n, pair)`
@@ -385,7 +411,8 @@ impl Module<'_> {
         let mut columns = self.kernel.shape.clone();
         columns[rank - 1] = extents.n;
         let space = extents.space(&columns, ["m", "n"]);
-        let further = 3..self.kernel.template.core_reads();
+        let (fold, from) = (extents.fold, extents.fold.operands());
+        let further = from..self.kernel.template.core_reads();
         let side: Vec<usize> = further.clone().filter(|&slot| self.is_vectorizable(slot, rank - 1, 2)).collect();
         let accesses: Vec<_> = side.iter().map(|&slot| self.access(slot)).collect();
         let located = locate(&space, &accesses, &BTreeSet::new());
@@ -415,9 +442,9 @@ impl Module<'_> {
         }
         let [b, first, second] = matrix(["m", "n"]);
         self.function("look", &[b, first, second, ("pair", I32)], None, guard(body));
-        let input = |j: u32| match (j, 2 + j as usize) {
-            (0, _) => Input::Value("value".into(), F32),
-            (_, slot) => match names.get(&slot) {
+        let input = |j: u32| match (j as usize).checked_sub(fold.products()).map(|j| from + j) {
+            None => Input::Value(["value", "other"][j as usize].into(), F32),
+            Some(slot) => match names.get(&slot) {
                 Some(name) => Input::Value(name.clone(), self.value[slot]),
                 None => Input::Slot(slot),
             },
@@ -430,8 +457,8 @@ impl Module<'_> {
         let body = if further.len() > side.len() { guard(body) } else { body };
         let lines = ["var result = value;".to_owned()].into_iter();
         let lines = lines.chain(body).chain(["return result;".into()]).collect();
-        let params = [b, first, second, ("pair", I32), ("v", I32), ("value", F32)];
-        self.function("score", &params, Some(F32), lines);
+        let params = [b, first, second, ("pair", I32), ("v", I32), ("value", F32), ("other", F32)];
+        self.function("score", &params[..5 + fold.products()], Some(F32), lines);
         if !extents.n.is_multiple_of(keys) {
             self.flags.push("RAGGED");
         }

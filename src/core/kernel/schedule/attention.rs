@@ -2,10 +2,11 @@
 
 use super::Launch;
 use crate::dtype::DType;
-use crate::kernel::Kernel;
 use crate::kernel::algorithm::{Cut, Decode, Mma, Regs, Shared, Vec4};
+use crate::kernel::meaning::mismatch;
 use crate::kernel::product::is_vectorizable;
 use crate::kernel::space::{Space, over};
+use crate::kernel::{Fold, Kernel, Template};
 use crate::target::{FEW_GROUPS, Family, Target};
 
 /// The most sums that an invocation holds, or the most vectors of scores and sums.
@@ -14,6 +15,8 @@ const SUMS: usize = 16;
 pub(in crate::kernel) const STEP: usize = 16;
 /// The widest queries and results that tensor cores' registers hold.
 const WIDEST: usize = 256;
+/// The widest of them where scores are no softmax: there may be two products.
+const WIDEST_PLAIN: usize = 128;
 
 /// Extents of an attention: heads of keys, rows of all queries that share one, columns of queries, rows and columns of values.
 #[derive(Clone, Copy)]
@@ -23,6 +26,9 @@ pub(in crate::kernel) struct Extents {
     pub(in crate::kernel) k: usize,
     pub(in crate::kernel) n: usize,
     pub(in crate::kernel) e: usize,
+    /// Columns of the second product's operands, if there is one.
+    pub(in crate::kernel) f: usize,
+    pub(in crate::kernel) fold: Fold,
     /// Axes before the rows along which keys and values stand still, such as those of grouped queries. They count as rows.
     grouped: usize,
 }
@@ -31,7 +37,10 @@ impl Extents {
     pub(in crate::kernel) fn new(kernel: &Kernel) -> Extents {
         let (shape, reads) = (&kernel.shape, &kernel.reads);
         let rank = shape.len();
-        let still = |axis: &usize| shape[*axis] == 1 || reads[1..3].iter().all(|o| o.access.strides[*axis] == 0);
+        let Template::Attention { fold, .. } = kernel.template else { mismatch(&kernel.template) };
+        let shared = [1, 2, 4].into_iter().filter(|&operand| operand < fold.operands());
+        let shared: Vec<_> = shared.map(|operand| &reads[operand].access.strides).collect();
+        let still = |axis: &usize| shape[*axis] == 1 || shared.iter().all(|strides| strides[*axis] == 0);
         let grouped = (0..rank - 2).rev().take_while(still).count();
         Extents {
             batch: shape[..rank - 2 - grouped].iter().product(),
@@ -39,8 +48,16 @@ impl Extents {
             k: reads[0].access.shape[rank - 1],
             n: reads[1].access.shape[rank - 1],
             e: shape[rank - 1],
+            f: if fold.products() == 2 { reads[3].access.shape[rank - 1] } else { 0 },
+            fold,
             grouped,
         }
+    }
+
+    /// Columns of the tensor cores' operands in workgroup memory: keys, values, and keys of the second product.
+    pub(in crate::kernel) fn padded(&self) -> [usize; 3] {
+        let values = if self.fold == Fold::LogSum { 0 } else { self.e };
+        [self.k, values, self.f].map(|columns| columns.next_multiple_of(16))
     }
 
     /// A batch of matrices, walked by these names. Rows are called `m`, but keys and values have none.
@@ -83,7 +100,7 @@ impl Cut {
             Cut::Decode(decode) => (decode.rows, decode.cluster, Decode::THREADS, decode.bytes(k, e)),
             Cut::Vec4(vec4) => (vec4.rows, 1, Vec4::THREADS, vec4.bytes(k, e)),
             Cut::Regs(regs) => (regs.rows, regs.cluster, 128, 4 * regs.len(k, e)),
-            Cut::Mma(mma) => (mma.rows, mma.cluster, mma.threads(), mma.bytes(k, e)),
+            Cut::Mma(mma) => (mma.rows, mma.cluster, mma.threads(), mma.bytes(&Extents::new(kernel))),
         };
         let groups = batch.saturating_mul(m.div_ceil(rows.max(1))).saturating_mul(cluster);
         Launch { threads: threads as u32, groups: groups as u64, cluster: cluster as u32, shared: shared as u64 }
@@ -101,6 +118,8 @@ impl Cut {
             let known = cluster == 1 || cuda && target.compute >= 90 && power(cluster, 2..=8);
             rule(known, "expected a cluster of 1, or of up to 8 workgroups from compute capability 9.0 on")
         };
+        let plain = problem.extents.fold == Fold::Softmax || matches!(self, Cut::Mma(_));
+        rule(plain, "it computes a softmax alone; without tensor cores, scores have to be stored")?;
         match *self {
             Cut::Shared(Shared { rows, columns, lanes }) => {
                 let fits = power(rows, 1..=32) && power(columns, 32..=128) && lanes.is_power_of_two();
@@ -144,7 +163,9 @@ impl Cut {
                 let known = SHARES.iter().any(|s| (mma.rows, mma.each, mma.stages) == (s.0, s.1, s.4));
                 let powers = power(mma.teams, 1..=4) && power(mma.columns, 16..=64);
                 rule(known && powers, "expected rows, warps and stages as it is written for")?;
-                rule(mma.columns * k.max(e) <= 64 * 160, "its keys do not fit in registers")
+                rule(mma.columns * problem.widest() <= 64 * 160, "its keys do not fit in registers")?;
+                let alone = mma.teams * mma.cluster == 1 && mma.each == 1 && problem.widest() <= WIDEST_PLAIN;
+                rule(problem.extents.fold == Fold::Softmax || alone, "expected a team for all keys of a row")
             }
         }
     }
@@ -173,6 +194,9 @@ pub(super) fn best(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool
     if [k, n, e].contains(&0) {
         return shared();
     }
+    if problem.extents.fold != Fold::Softmax {
+        return problem.alone().map_or_else(shared, Cut::Mma);
+    }
     let decode = || problem.decode(own).map(Cut::Decode);
     let cut = match target.family {
         Family::Cuda => {
@@ -190,6 +214,15 @@ pub(super) fn all(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool)
     let Extents { k, n, e, .. } = problem.extents;
     let mut all = vec![best(kernel, target, own)];
     if [k, n, e].contains(&0) {
+        return all;
+    }
+    if problem.extents.fold != Fold::Softmax {
+        let wide = |columns: usize| columns * problem.widest() <= 64 * 160;
+        let alone = SHARES.iter().filter(|share| share.1 == 1).flat_map(|&(rows, each, _, _, stages)| {
+            let of = move |columns| Mma { rows, each, teams: 1, columns, stages, cluster: 1 };
+            [64, 32, 16].into_iter().filter(|&columns| wide(columns)).map(of)
+        });
+        all.extend(alone.map(Cut::Mma));
         return all;
     }
     all.extend(problem.decode(own).map(Cut::Decode));
@@ -309,9 +342,37 @@ impl Problem<'_> {
     /// True if tensor cores compute the attention: of 16-bit floats, by instructions that came with compute capability 8.0.
     fn has_tensor_cores(&self) -> bool {
         let element = self.kernel.reads[0].dtype;
-        let is_half = element.is_half() && self.kernel.reads[..3].iter().all(|o| o.dtype == element);
-        let Extents { k, e, .. } = self.extents;
-        self.target.compute >= 80 && is_half && k.max(e) <= WIDEST
+        let matrices = &self.kernel.reads[..self.extents.fold.operands()];
+        let is_half = element.is_half() && matrices.iter().all(|o| o.dtype == element);
+        self.target.compute >= 80 && is_half && self.widest() <= WIDEST
+    }
+
+    /// The most columns of a tensor cores' operand.
+    fn widest(&self) -> usize {
+        self.extents.padded().into_iter().max().unwrap_or(0)
+    }
+
+    /// How tensor cores compute a row whose scores no other warp has a part of: with as many rows as there are and as occupy the card.
+    fn alone(&self) -> Option<Mma> {
+        let Extents { batch, m, n, .. } = self.extents;
+        if !self.has_tensor_cores() || self.widest() > WIDEST_PLAIN {
+            return None;
+        }
+        let room = self.target.multiprocessors as usize;
+        let busy = |rows: usize| batch * m.div_ceil(rows) >= room;
+        let rows = match m {
+            65.. if busy(256) => 128,
+            33.. if busy(64) => 64,
+            17.. if busy(32) => 32,
+            _ => 16,
+        };
+        let fits = |mma: &Mma| {
+            let columns = mma.columns;
+            let held = columns * self.widest() <= 64 * 80;
+            held && (columns == 16 || columns < n + 16) && mma.bytes(&self.extents) <= self.target.max_shared as usize
+        };
+        let of = |columns: usize| Mma { rows, each: 1, teams: 1, columns, stages: 2, cluster: 1 };
+        [64, 32, 16].map(of).into_iter().find(fits)
     }
 
     /// How tensor cores compute an attention. Its sums, scores and queries must fit in registers, and some of its keys and values in
@@ -341,7 +402,7 @@ impl Problem<'_> {
         let fits = |w: &Mma| {
             let (stripe, least) = (w.teams * w.columns, w.teams == 1 && w.columns == 16);
             let held = w.columns * d <= 64 * 160;
-            held && (least || stripe < n + 16 * w.teams) && w.bytes(k, e) <= self.target.max_shared as usize
+            held && (least || stripe < n + 16 * w.teams) && w.bytes(&self.extents) <= self.target.max_shared as usize
         };
         let mma = all.into_iter().find(fits)?;
         let cluster = self.cluster(groups(rows), n.div_ceil(mma.teams * mma.columns), room);
@@ -362,10 +423,12 @@ impl Mma {
         self.rows / 16 / self.each * self.teams * 32
     }
 
-    /// Bytes of workgroup memory: keys and values. Warps leave their results in the same place.
-    pub(in crate::kernel) fn bytes(&self, k: usize, e: usize) -> usize {
-        let (depth, width) = (k.next_multiple_of(16), e.next_multiple_of(16));
-        let tiles = 2 * self.stages * self.teams * self.columns * (depth + 8 + width + 8);
+    /// Bytes of workgroup memory: keys and values, and keys of a second product. Warps leave their results in the same place.
+    pub(in crate::kernel) fn bytes(&self, extents: &Extents) -> usize {
+        let padded = extents.padded();
+        let width = padded[1];
+        let pitches = padded.into_iter().filter(|&columns| columns > 0).map(|columns| columns + 8);
+        let tiles = 2 * self.stages * self.teams * self.columns * pitches.sum::<usize>();
         let found = 4 * self.rows * 2 * (4 + width / 2);
         let kept = match (self.teams, self.cluster) {
             (1, 1) => 0,

@@ -7,7 +7,7 @@ use crate::kernel::cpu::attention::{Attention, FEWEST_ROWS};
 use crate::kernel::cpu::conv::LANES;
 use crate::kernel::cpu::gemm::PANEL_ROWS;
 use crate::kernel::cpu::{Product, TILE_BYTES, Windowed};
-use crate::kernel::{Kernel, Template};
+use crate::kernel::{Fold, Kernel, Template};
 use crate::target::Target;
 
 /// The time, in nanoseconds, below which one thread is faster than several.
@@ -74,7 +74,8 @@ impl Cpu {
                 })?;
                 Windowed::new(kernel).map(drop)
             }
-            (Cpu::Attention { strip, .. }, Template::Attention { .. }) => {
+            (Cpu::Attention { strip, .. }, Template::Attention { fold, .. }) => {
+                ensure(*fold == Fold::Softmax, || "it computes a softmax alone: scores have to be stored".to_owned())?;
                 let floats = kernel.reads[..3].iter().all(|o| o.dtype == DType::F32 && !o.packed);
                 ensure(floats, || "expected queries, keys and values of f32".to_owned())?;
                 let most = Attention::new(kernel, *strip).m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS);

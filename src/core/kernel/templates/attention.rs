@@ -1,7 +1,7 @@
 //! Attention.
 
 use super::*;
-use crate::expr::{Binary, Code};
+use crate::expr::{Binary, Code, Unary};
 
 /// Rows without a softmax.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,14 +13,56 @@ pub enum Guard {
     All,
 }
 
+/// What becomes of a row of scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fold {
+    /// Values under the row's softmax.
+    #[default]
+    Softmax,
+    /// The logarithm of the sum of the scores' exponentials: one number. There are no values: further operands follow the keys.
+    LogSum,
+    /// Values under the scores as they are. On tensor cores alone, as the one before: where scores are stored, other templates do it.
+    Plain {
+        /// True if input 1 of a score is the product of reads\[3\] `[batch.., m, f]` and reads\[4\] `[batch.., f, n]`. Further operands
+        /// are inputs from 2 on, and reads from 5 on.
+        second: bool,
+    },
+}
+
+impl Fold {
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    pub(super) fn is_softmax(&self) -> bool {
+        *self == Fold::Softmax
+    }
+
+    /// Products of a score.
+    pub fn products(self) -> usize {
+        if self == (Fold::Plain { second: true }) { 2 } else { 1 }
+    }
+
+    /// The first further operand of a score: queries, keys and values come before.
+    pub fn operands(self) -> usize {
+        match self {
+            Fold::LogSum => 2,
+            _ => 1 + 2 * self.products(),
+        }
+    }
+}
+
+fn fold_of(t: &Template) -> Fold {
+    let Template::Attention { fold, .. } = t else { mismatch(t) };
+    *fold
+}
+
 pub(super) static ATTENTION: TemplateDef = TemplateDef {
     name: "attention",
     doc: "softmax of the scores of queries and keys, times values; scores are never stored",
     kind: Kind::Product,
-    widens: |_, operand, _| operand >= 3,
+    widens: |kernel, operand, _| operand >= fold_of(&kernel.template).operands(),
     core_reads: |t| {
-        let Template::Attention { further, .. } = t else { mismatch(t) };
-        3usize.saturating_add(*further)
+        let Template::Attention { further, fold, .. } = t else { mismatch(t) };
+        fold.operands().saturating_add(*further)
     },
     rows: |_| Rows { axes: 1, written_once: false },
     bodies: |t| {
@@ -39,21 +81,39 @@ pub(super) static ATTENTION: TemplateDef = TemplateDef {
         })?;
         kernel.reads_extents(0, &[batch, &[m, d]].concat())?;
         kernel.reads_extents(1, &[batch, &[d, n]].concat())?;
-        kernel.reads_extents(2, &[batch, &[n, e]].concat())?;
+        let fold = fold_of(&kernel.template);
+        match fold {
+            Fold::LogSum => ensure(e == 1, || format!("expected one number for a row, found {e}"))?,
+            Fold::Softmax | Fold::Plain { .. } => kernel.reads_extents(2, &[batch, &[n, e]].concat())?,
+        }
+        if fold.products() == 2 {
+            kernel.reads_axes(3, shape.len())?;
+            let f = last(3);
+            ensure(f <= MOST_EXTENT, || format!("an attention of {f} columns is too large"))?;
+            kernel.reads_extents(3, &[batch, &[m, f]].concat())?;
+            kernel.reads_extents(4, &[batch, &[f, n]].concat())?;
+        }
         let scores = [batch, &[m, n]].concat();
-        (3..kernel.template.core_reads()).try_for_each(|i| kernel.reads_extents(i, &scores))?;
-        kernel.reads_floats(3)
+        (fold.operands()..kernel.template.core_reads()).try_for_each(|i| kernel.reads_extents(i, &scores))?;
+        kernel.reads_floats(fold.operands())
     },
     axis_of: |kernel, operand, axis| {
-        let shared = matches!(operand, 1 | 2) && axis == kernel.shape.len() - 2;
+        let (fold, rows) = (fold_of(&kernel.template), kernel.shape.len() - 2);
+        let shared = matches!(operand, 1 | 2 | 4) && operand < fold.operands() && axis == rows;
         if shared { Along::Whole } else { Along::Axis(axis) }
     },
     meaning: attention,
     samples: || {
         let x = |n| Expr::input(n, DType::F32);
         let reads = || vec![floats(&[2, 3, 4]), floats(&[2, 4, 5]), floats(&[2, 5, 6])];
-        let plain = Template::Attention { score: Body::new(&[x(0) * 0.5]), further: 0, guarded: None };
-        let masked = Template::Attention { score: Body::new(&[x(0) + x(1)]), further: 1, guarded: Some(Guard::All) };
+        let plain =
+            Template::Attention { score: Body::new(&[x(0) * 0.5]), further: 0, guarded: None, fold: Fold::Softmax };
+        let masked = Template::Attention {
+            score: Body::new(&[x(0) + x(1)]),
+            further: 1,
+            guarded: Some(Guard::All),
+            fold: Fold::Softmax,
+        };
         let mut with_mask = reads();
         with_mask.push(floats(&[2, 3, 5]));
         vec![sample(plain, &[2, 3, 6], reads(), x(0)), sample(masked, &[2, 3, 6], with_mask, x(0))]
@@ -62,19 +122,30 @@ pub(super) static ATTENTION: TemplateDef = TemplateDef {
 };
 
 fn attention(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
-    let Template::Attention { score, further, guarded } = &kernel.template else { mismatch(&kernel.template) };
+    let Template::Attention { score, further, guarded, fold } = &kernel.template else { mismatch(&kernel.template) };
     let [batch @ .., _] = row else { panic!("an attention has at least two axes") };
-    let query = elements.along(0, &[row, &[0]].concat(), row.len());
+    let pairs = &[[0, 1], [3, 4]][..fold.products()];
+    let queries: Vec<_> = pairs.iter().map(|&[a, _]| elements.along(a, &[row, &[0]].concat(), row.len())).collect();
     let mut scores = Vec::new();
     for n in 0..elements.shape(1)[row.len()] {
         let index = [row, &[n]].concat();
-        let mut inputs = vec![dot(&query, &elements.along(1, &[batch, &[0, n]].concat(), batch.len()))];
-        inputs.extend((3..3 + further).map(|r| elements.at(r, &index)));
+        let key = [batch, &[0, n]].concat();
+        let products = pairs.iter().zip(&queries);
+        let mut inputs: Vec<f64> =
+            products.map(|(&[_, b], query)| dot(query, &elements.along(b, &key, batch.len()))).collect();
+        inputs.extend((fold.operands()..fold.operands() + further).map(|r| elements.at(r, &index)));
         scores.push(score.eval(&inputs, &index, &[])[0]);
+    }
+    if let Fold::Plain { .. } = fold {
+        let value = |e: usize| dot(&scores, &elements.along(2, &[batch, &[0, e]].concat(), batch.len()));
+        return Row { core: (0..kernel.shape[row.len()]).map(value).collect(), ..Row::default() };
     }
     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let powers: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
     let total: f64 = powers.iter().sum();
+    if *fold == Fold::LogSum {
+        return Row { core: vec![if total == 0.0 { f64::NEG_INFINITY } else { top + total.ln() }], ..Row::default() };
+    }
     let weightless = match guarded {
         Some(Guard::Unseen) => scores.iter().all(|&s| s == f64::NEG_INFINITY),
         Some(Guard::All) => total.is_nan(),
@@ -109,20 +180,25 @@ impl Band {
 
 /// The band outside which the scores of an attention weigh nothing, as its code says; `None` if it says nothing, or if a query may see no key.
 pub fn band(kernel: &Kernel) -> Option<Band> {
-    let Template::Attention { score, .. } = &kernel.template else { return None };
+    let Template::Attention { score, fold, .. } = &kernel.template else { return None };
     let rank = kernel.shape.len();
     let (m, n) = (kernel.shape[rank - 2], kernel.reads[1].access.shape[rank - 1]);
     let mut found =
         Found { body: score, axes: [rank as u32 - 2, rank as u32 - 1], band: Band::default(), others: false };
-    let lowest = found.hidden(*score.results.first()?)?;
+    let result = *score.results.first()?;
+    let plain = matches!(fold, Fold::Plain { .. });
+    let lowest = if plain { found.vanishes(result) } else { found.hidden(result) }?;
     let Band { from, to } = found.band;
     if from.is_none() && to.is_none() {
         return None;
     }
-    // A row without keys has the mean of all values where what is hidden is a number.
+    // A row without keys has the mean of all values where what is hidden is a number. Of plain scores, rows may be those of keys.
     let sees = |query: usize| !found.band.keys(query..query + 1, n).is_empty();
+    let turned = Band { from: to.map(|to| -to), to: from.map(|from| -from) };
+    let is_seen = |key: usize| !turned.keys(key..key + 1, m).is_empty();
     let exact = lowest == f64::NEG_INFINITY || !found.others;
-    (exact && m > 0 && sees(0) && sees(m - 1)).then_some(found.band)
+    let all = m > 0 && sees(0) && sees(m - 1) && (!plain || n > 0 && is_seen(0) && is_seen(n - 1));
+    (exact && all).then_some(found.band)
 }
 
 struct Found<'a> {
@@ -162,6 +238,29 @@ impl Found<'_> {
                 };
                 let mask = [a, b].into_iter().find(|&i| is_plain(i))?;
                 self.hidden(mask)
+            }
+            _ => None,
+        }
+    }
+
+    /// What the conditions hide outside which a score is zero, if there are any.
+    fn vanishes(&mut self, i: u32) -> Option<f64> {
+        match self.code(i) {
+            Code::Cast(from) | Code::Unary(Unary::Neg, from) | Code::Binary(Binary::Div, from, _) => {
+                self.vanishes(from)
+            }
+            Code::Binary(Binary::Mul, a, b) => {
+                let found = [self.vanishes(a), self.vanishes(b)];
+                found.into_iter().flatten().reduce(f64::max)
+            }
+            // The exponential of what is hidden, less a number of its row.
+            Code::Unary(Unary::Exp, from) => match self.code(from) {
+                Code::Binary(Binary::Sub, score, _) => self.hidden(score),
+                _ => self.hidden(from),
+            },
+            Code::Select(condition, shown, hidden) if matches!(self.code(hidden), Code::Const(zero) if zero == 0.0) => {
+                self.condition(condition);
+                self.vanishes(shown).or(Some(f64::NEG_INFINITY))
             }
             _ => None,
         }
@@ -213,7 +312,11 @@ mod tests {
     use super::*;
 
     fn of(score: Expr, m: usize, n: usize) -> Option<Band> {
-        let template = Template::Attention { score: Body::new(&[score]), further: 0, guarded: None };
+        folded(score, Fold::Softmax, m, n)
+    }
+
+    fn folded(score: Expr, fold: Fold, m: usize, n: usize) -> Option<Band> {
+        let template = Template::Attention { score: Body::new(&[score]), further: 0, guarded: None, fold };
         let reads = vec![floats(&[2, m, 4]), floats(&[2, 4, n]), floats(&[2, n, 6])];
         band(&sample(template, &[2, m, 6], reads, Expr::input(0, DType::F32)))
     }
@@ -233,6 +336,15 @@ mod tests {
         let added = &x + &causal.select(&Expr::lit(0.0, DType::F32), &Expr::lit(-3e38, DType::F32));
         assert_eq!(of(added, 5, 5), Some(Band { from: None, to: Some(0) }));
         assert_eq!(of(&x * 2.0, 5, 5), None);
+        // The powers of what is hidden are zeros, and so is their product with anything. Rows may be those of keys.
+        let plain = |score: Expr, m, n| folded(score, Fold::Plain { second: false }, m, n);
+        let power = (hides(&causal) - 1.5).exp();
+        assert_eq!(plain(&power * &(&x + 1.0), 5, 5), Some(Band { from: None, to: Some(0) }));
+        let zero = Expr::lit(0.0, DType::F32);
+        assert_eq!(plain(query.le(&key).select(&x, &zero), 5, 5), Some(Band { from: Some(0), to: None }));
+        assert_eq!(plain(&power + &x, 5, 5), None);
+        // The last key would be seen by nobody.
+        assert_eq!(plain(power, 5, 9), None);
         // The last query would see nothing.
         assert_eq!(of(hides(&query.le(&key)), 9, 5), None);
         assert_eq!(Band { from: Some(-2), to: Some(0) }.keys(4..6, 9), 2..6);

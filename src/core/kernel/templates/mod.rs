@@ -30,7 +30,7 @@ mod scatter;
 mod sort;
 mod window;
 
-pub use attention::{Band, Guard, band};
+pub use attention::{Band, Fold, Guard, band};
 pub use collective::{Collective, Exchange};
 pub use matmul::MOST_TERMS;
 pub use packed::{Packing, ZeroPoints};
@@ -79,7 +79,8 @@ pub enum Template {
     },
     /// Attention, whose scores are never stored: reads\[2\] `[batch.., n, e]` under the softmax over `n` of scores, shape
     /// `[batch.., m, e]`. A score is the one result of `score`, of whose inputs 0 is the product of reads\[0\] `[batch.., m, d]`
-    /// and reads\[1\] `[batch.., d, n]`, and `j` is reads\[2 + j\] `[batch.., m, n]`. In f32.
+    /// and reads\[1\] `[batch.., d, n]`, and `j` is reads\[2 + j\] `[batch.., m, n]`. In f32. Other [folds](Fold) of a row's scores take
+    /// other reads.
     Attention {
         /// Computes a score from a product and further operands.
         score: Body,
@@ -88,6 +89,9 @@ pub enum Template {
         /// The rows without a softmax that give zeros. Others give NaN.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         guarded: Option<Guard>,
+        /// What becomes of a row of scores.
+        #[serde(default, skip_serializing_if = "Fold::is_softmax")]
+        fold: Fold,
     },
     /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template),
     /// reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`. On the CPU also of data of `u8` and weights of `i8`, or the
