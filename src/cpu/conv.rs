@@ -311,12 +311,20 @@ impl PanelLanes {
         let stride = window.strides[2] as isize;
         let [input_depth, input_height, input_width] = window.input.map(|len| len as isize);
         let first = |dim: usize, at: usize| (at * window.strides[dim]) as isize - window.pads[dim] as isize;
-        let shift = |dim: usize, tap: usize| (tap * window.dilations[dim]) as isize;
+        let dilations = window.dilations.map(|step| step as isize);
         let [_, high, wide] = window.kernel;
-        let places = || taps.clone().map(|tap| [tap / wide / high, tap / wide % high, tap % wide]).enumerate();
-        for (index, tap) in places() {
-            let [z, y, x] = [0, 1, 2].map(|dim| shift(dim, tap[dim]));
-            this.taps[index].0 = (z * input_height + y) * input_width + x;
+        // Divisions take longer than the rest, so there is one for the first tap, and the others follow it.
+        let start = [taps.start / wide / high, taps.start / wide % high, taps.start % wide];
+        let next = |[z, y, x]: [usize; 3]| match (x + 1 < wide, y + 1 < high) {
+            (true, _) => [z, y, x + 1],
+            (_, true) => [z, y + 1, 0],
+            _ => [z + 1, 0, 0],
+        };
+        let mut tap = start;
+        for place in &mut this.taps[..taps.len()] {
+            let [z, y, x] = [0, 1, 2].map(|dim| tap[dim] as isize * dilations[dim]);
+            place.0 = (z * input_height + y) * input_width + x;
+            tap = next(tap);
         }
         let mut lane = 0;
         // Row by row of the output: in one, depth and height are the same for all lanes.
@@ -330,15 +338,12 @@ impl PanelLanes {
                 this.run_count += 1;
             }
             this.runs[this.run_count - 1].1 |= mask(lane, lane + count);
-            for (index, tap) in places() {
-                let [deep, row, column] = [d + shift(0, tap[0]), h + shift(1, tap[1]), w + shift(2, tap[2])];
-                if !(0..input_depth).contains(&deep) || !(0..input_height).contains(&row) {
-                    continue;
-                }
+            // The lanes that are inside their row under a tap of a line.
+            let across = |x: usize| {
+                let column = w + x as isize * dilations[2];
                 // Lane `lane + i` reads column `column + i * stride`.
                 let until = |limit: isize| {
                     let left = (limit - column).max(0) as usize;
-                    // Divisions take longer than the rest.
                     let steps = match stride {
                         1 => left,
                         2 => left.div_ceil(2),
@@ -346,7 +351,23 @@ impl PanelLanes {
                     };
                     steps.min(count)
                 };
-                this.taps[index].1 |= mask(lane + until(0), lane + until(input_width));
+                mask(lane + until(0), lane + until(input_width))
+            };
+            let mut columns = [0; MAX_TAPS];
+            columns.iter_mut().enumerate().take(wide).for_each(|(x, columns)| *columns = across(x));
+            let mut tap = start;
+            let mut place = 0;
+            // Line by line of the taps.
+            while place < taps.len() {
+                let [deep, row] = [d + tap[0] as isize * dilations[0], h + tap[1] as isize * dilations[1]];
+                let along = (wide - tap[2]).min(taps.len() - place);
+                if (0..input_depth).contains(&deep) && (0..input_height).contains(&row) {
+                    for (x, (_, inside)) in (tap[2]..).zip(&mut this.taps[place..place + along]) {
+                        *inside |= columns.get(x).copied().unwrap_or_else(|| across(x));
+                    }
+                }
+                place += along;
+                tap = next([tap[0], tap[1], wide - 1]);
             }
             lane += count;
             at = if at[1] + 1 < height { [at[0], at[1] + 1, 0] } else { [at[0] + 1, 0, 0] };
@@ -379,7 +400,7 @@ per_isa! {
 #[inline(always)]
 unsafe fn panel_by<F: Fetch>(patches: &Patches, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
     let (window, taps) = (patches.window, patches.window.taps());
-    if window.strides[2] > if F::PAIRS { 2 } else { 1 } {
+    if window.strides[2] > F::FARTHEST {
         // SAFETY: guaranteed by the caller.
         return unsafe { patches.panel_slowly(k, lanes, step, panel) };
     }
@@ -410,8 +431,9 @@ unsafe fn panel_by<F: Fetch>(patches: &Patches, k: Range<usize>, lanes: Range<us
                     match (window.strides[2], i) {
                         (1, 0) => F::first_run(from, to, inside & run, all),
                         (1, _) => F::run(from, to, inside & run),
-                        (_, 0) => F::first_pairs(from, to, inside & run, all),
-                        (_, _) => F::pairs(from, to, inside & run),
+                        (2, 0) => F::first_pairs(from, to, inside & run, all),
+                        (2, _) => F::pairs(from, to, inside & run),
+                        (stride, _) => F::spread(from, stride, to, inside & run, if i == 0 { all } else { run }),
                     }
                 }
                 to = to.wrapping_add(step);
@@ -462,10 +484,10 @@ impl Patches<'_> {
 ///
 /// # Safety
 /// The CPU must have the implementor's instruction set. `from` must be readable at the masked lanes (of each pair, at the first), `to`
-/// writable at them, and at all lanes of `all` in the `first` forms, which write zero to the others.
+/// writable at them, and at all lanes of `all` in the forms that have it, which write zero to the others.
 trait Fetch {
-    /// True if `pairs` and `first_pairs` exist.
-    const PAIRS: bool = false;
+    /// The largest distance of elements that it moves. With more than one, `pairs` and `first_pairs` exist; with more than two, `spread`.
+    const FARTHEST: usize = 1;
     #[inline(always)]
     unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
         // SAFETY: guaranteed by the caller.
@@ -489,10 +511,14 @@ trait Fetch {
         }
     }
     unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
-        unreachable!("`PAIRS` is false")
+        unreachable!("it moves neighbours alone")
     }
     unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
-        unreachable!("`PAIRS` is false")
+        unreachable!("it moves neighbours alone")
+    }
+    /// Elements that are `stride` apart.
+    unsafe fn spread(_from: *const f32, _stride: usize, _to: *mut f32, _mask: u16, _all: u16) {
+        unreachable!("it moves neighbours alone")
     }
 }
 
@@ -524,7 +550,7 @@ mod x86 {
 
     // SAFETY of every block: guaranteed by the caller; lanes that are masked out are neither read nor written.
     impl Fetch for Zmm {
-        const PAIRS: bool = true;
+        const FARTHEST: usize = 1 << 24;
         #[inline(always)]
         unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
             // SAFETY: as above.
@@ -544,6 +570,16 @@ mod x86 {
         unsafe fn pairs(from: *const f32, to: *mut f32, mask: u16) {
             // SAFETY: as above.
             unsafe { _mm512_mask_storeu_ps(to, mask, every_other(from, mask)) }
+        }
+        #[inline(always)]
+        unsafe fn spread(from: *const f32, stride: usize, to: *mut f32, mask: u16, all: u16) {
+            // SAFETY: as above.
+            unsafe {
+                let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+                let places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(stride as i32));
+                let elements = _mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, places, from);
+                _mm512_mask_storeu_ps(to, all, elements);
+            }
         }
     }
 
@@ -824,6 +860,125 @@ unsafe fn spread_by<V: Lanes>(window: &Window, filter: *const f32, from: *const 
                     }
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small whole numbers, of which sums of some thousand products are exact.
+    fn values(len: usize) -> Vec<f32> {
+        (0..len).map(|i| (i * i % 13) as f32 - 6.0).collect()
+    }
+
+    fn reference(conv: &Conv, x: &[f32], weights: &[f32]) -> Vec<f32> {
+        let w = &conv.window;
+        let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
+        let [_, height, width] = w.output;
+        let mut y = Vec::new();
+        for channel in 0..conv.out_channels {
+            for position in 0..height * width {
+                let mut sum = 0.0;
+                for input in 0..inputs {
+                    let plane = &x[(channel / outputs * inputs + input) * w.input_len()..][..w.input_len()];
+                    let filter = &weights[(channel * inputs + input) * w.taps()..][..w.taps()];
+                    for (tap, weight) in filter.iter().enumerate() {
+                        let row = w.under(1, position / width, tap / w.kernel[2]);
+                        let column = w.under(2, position % width, tap % w.kernel[2]);
+                        if let Some((row, column)) = row.zip(column) {
+                            sum += weight * plane[row * w.input[2] + column];
+                        }
+                    }
+                }
+                y.push(sum);
+            }
+        }
+        y
+    }
+
+    fn check(conv: &Conv, parts: usize) {
+        let positions = conv.window.output_len();
+        let x = values(conv.in_channels * conv.window.input_len());
+        let weights = values(conv.out_channels * conv.terms());
+        let want = reference(conv, &x, &weights);
+        let bytes: Vec<u8> = weights.iter().flat_map(|x| x.to_ne_bytes()).collect();
+        let mut packed = vec![0; conv.packed_weight_bytes()];
+        conv.pack(plimsoll_core::kernel::cpu::Plain::whole(&bytes), 0, &mut packed);
+        let packed: Vec<f32> = packed.as_chunks().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
+        for isa in Isa::available() {
+            let mut y = vec![f32::NAN; want.len()];
+            let tensors = Tensors {
+                x: Image { ptr: x.as_ptr(), batch_stride: 0, channel_stride: conv.window.input_len() },
+                weights: packed.as_ptr(),
+                weight_steps: [0; 2],
+                flipped: false,
+                y: Some(Image { ptr: y.as_mut_ptr(), batch_stride: 0, channel_stride: positions }),
+                prologue: None,
+            };
+            let mut workspace = vec![f32::NAN; conv.workspace_bytes(true) / 4];
+            for task in 0..conv.tasks(parts) {
+                // SAFETY: the buffers have the sizes that the shapes name.
+                unsafe { conv.run(Share { isa, parts, task }, &tensors, &mut workspace, &mut |_, _| {}) }
+            }
+            assert_eq!(y, want, "{} {conv:?}", isa.name());
+        }
+    }
+
+    #[test]
+    fn patches_of_every_window_are_cut() {
+        for (input, kernel) in
+            [([5usize, 7], [3, 3]), ([9, 40], [3, 2]), ([17, 18], [2, 5]), ([11, 12], [9, 9]), ([4, 90], [1, 70])]
+        {
+            for (stride, dilation, pad) in [(1, 1, 1), (1, 2, 0), (2, 1, 1), (2, 2, 3), (3, 1, 2), (4, 1, 0), (5, 2, 1)]
+            {
+                let fits =
+                    |d: usize| Some((input[d] + 2 * pad).checked_sub((kernel[d] - 1) * dilation + 1)? / stride + 1);
+                let (Some(height), Some(width)) = (fits(0), fits(1)) else { continue };
+                let window = Window {
+                    input: [1, input[0], input[1]],
+                    output: [1, height, width],
+                    kernel: [1, kernel[0], kernel[1]],
+                    strides: [1, stride, stride],
+                    dilations: [1, dilation, dilation],
+                    pads: [0, pad, pad],
+                    pads_end: [0, pad, pad],
+                };
+                for (way, groups) in [(Way::WeightsLeft, 1), (Way::WeightsLeft, 2), (Way::WeightsRight, 1)] {
+                    let (in_channels, out_channels) = (4, 26);
+                    let conv =
+                        Conv { batch: 1, in_channels, out_channels, groups, window, way, bytes: None, halves: None };
+                    [1, 3].into_iter().for_each(|parts| check(&conv, parts));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_of_many_channels_are_whole() {
+        for (out_channels, side, taps) in [(140, 9, 3), (529, 6, 1), (1100, 5, 1)] {
+            let pad = taps / 2;
+            let window = Window {
+                input: [1, side, side],
+                output: [1, side, side],
+                kernel: [1, taps, taps],
+                strides: [1; 3],
+                dilations: [1; 3],
+                pads: [0, pad, pad],
+                pads_end: [0, pad, pad],
+            };
+            let conv = Conv {
+                batch: 1,
+                in_channels: 300,
+                out_channels,
+                groups: 1,
+                window,
+                way: Way::WeightsLeft,
+                bytes: None,
+                halves: None,
+            };
+            [1, 2, 5].into_iter().for_each(|parts| check(&conv, parts));
         }
     }
 }

@@ -28,7 +28,7 @@ use kernels::{AVX2, AVX2_BYTES, AVX512, AVX512_BYTES, VNNI_BYTES};
 use kernels::{Block, Kernels, PORTABLE, PORTABLE_BYTES, Panels, Slab};
 #[cfg(target_arch = "aarch64")]
 use kernels::{NEON, NEON_BYTES};
-use pack::{pack_a_block, pack_b_block, pack_words};
+use pack::{pack_a_block, pack_b_block, pack_rows, pack_words};
 use plimsoll_core::kernel::cpu::gemm::*;
 pub use plimsoll_core::kernel::cpu::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 use std::ops::Range;
@@ -426,15 +426,15 @@ impl Gemm<'_> {
                 }
                 Matrix::Strided(b) if !self.packs_b() => {
                     let count = cols.len() / PANEL_COLS;
-                    pack_b_block(b, k.clone(), cols.start + count * PANEL_COLS..cols.end, space);
+                    pack_rows(isa, b, k.clone(), cols.start + count * PANEL_COLS..cols.end, space);
                     Panels { ptr: b.at(k.start, cols.start), step: b.rs as usize, panel: PANEL_COLS, count, ..packed }
                 }
                 Matrix::Strided(b) => {
-                    pack_b_block(b, k, cols, space);
+                    pack_right(isa, b, k, cols, space);
                     packed
                 }
                 Matrix::Changed(b, change) => {
-                    pack_b_block(b, k.clone(), cols.clone(), space);
+                    pack_right(isa, b, k.clone(), cols.clone(), space);
                     change.change(isa, Part { k, lanes: cols, width: PANEL_COLS, padded: true }, space);
                     packed
                 }
@@ -453,6 +453,15 @@ impl Gemm<'_> {
             }
         }
     }
+}
+
+/// Packs a block of a right operand.
+///
+/// # Safety
+/// As for [`pack_b_block`].
+unsafe fn pack_right(isa: Isa, b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { if b.cs == 1 { pack_rows(isa, b, k, cols, to) } else { pack_b_block(b, k, cols, to) } }
 }
 
 /// The innermost kernels of an instruction set.

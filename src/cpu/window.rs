@@ -1,6 +1,8 @@
 //! Windows that slide over planes: depthwise convolution, max and average pooling, in one, two or three dimensions.
 //!
-//! Where rows are shorter than vectors, the elements of several planes at one position are a vector. Else planes come one by one: input rows are copied, with their padding, to a ring of rows that stays in the L1 cache. A stride above one deals a row out into as many
+//! Vectors that load under a mask read the rows of usual windows where they are: lanes in the padding are masked out (`in_place`).
+//!
+//! Elsewhere, where rows are shorter than vectors, the elements of several planes at one position are a vector. Else planes come one by one: input rows are copied, with their padding, to a ring of rows that stays in the L1 cache. A stride above one deals a row out into as many
 //! phases, so that neighbouring outputs always read neighbouring floats and every load is a plain vector load without bounds.
 //!
 //! ```text
@@ -10,9 +12,12 @@
 //! ```
 
 use super::simd::{Isa, Lanes, per_isa, transpose};
+use in_place::{Masked, in_place};
 pub use plimsoll_core::kernel::cpu::window::Window;
 use plimsoll_core::kernel::cpu::window::*;
 use std::ops::Range;
+
+mod in_place;
 
 /// The function of the elements under a window.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +77,7 @@ per_isa! {
 /// # Safety
 /// As for [`slide`], where the CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn slide_by<V: Lanes>(window: &Window, what: Slide, planes: Planes, workspace: &mut [f32]) {
+unsafe fn slide_by<V: Masked>(window: &Window, what: Slide, planes: Planes, workspace: &mut [f32]) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         match what {
@@ -86,7 +91,7 @@ unsafe fn slide_by<V: Lanes>(window: &Window, what: Slide, planes: Planes, works
 /// # Safety
 /// As for [`slide_by`].
 #[inline(always)]
-unsafe fn slide_with<V: Lanes, C: Combine>(
+unsafe fn slide_with<V: Masked, C: Combine>(
     window: &Window,
     weights: Option<*const f32>,
     average: Option<bool>,
@@ -95,6 +100,9 @@ unsafe fn slide_with<V: Lanes, C: Combine>(
 ) {
     // SAFETY: guaranteed by the caller.
     unsafe {
+        if average.is_none() && in_place::<V, C>(window, weights, &planes) {
+            return;
+        }
         if window.together() > 1 {
             side_by_side::<V, C>(window, weights, average, &planes, workspace);
         } else {

@@ -28,14 +28,14 @@ impl Grid {
         let cut = |len: usize, unit: usize, parts: usize| len.div_ceil(unit).div_ceil(parts).max(1) * unit;
         // The cost of a split is the largest piece, in units of what the kernel computes at a time; on a tie, cut columns: both
         // operands of a wide product are read once. Rows are cut where the left operand is the large one.
-        let mut best = Grid { m, n, row_step: cut(m, PANEL_ROWS, 1), col_step: cut(n, 2 * PANEL_COLS, 1) };
+        let mut best = Grid { m, n, row_step: cut(m, PANEL_ROWS, 1), col_step: cut(n, PANEL_COLS, 1) };
         let mut cost = usize::MAX;
         for row_parts in 1..=parts.min(m.div_ceil(PANEL_ROWS).max(1)) {
             if !parts.is_multiple_of(row_parts) {
                 continue;
             }
             let row_step = cut(m, PANEL_ROWS, row_parts);
-            let col_step = cut(n, 2 * PANEL_COLS, parts / row_parts);
+            let col_step = cut(n, PANEL_COLS, parts / row_parts);
             let piece = row_step.min(m.next_multiple_of(4)) * col_step.min(n.next_multiple_of(PANEL_COLS));
             if piece < cost || rows_first && piece == cost {
                 cost = piece;

@@ -1,6 +1,6 @@
 //! Operands, and their copies in panels.
 
-use crate::simd::transpose;
+use crate::simd::{Lanes, per_isa, transpose};
 use plimsoll_core::kernel::cpu::gemm::*;
 use std::ops::Range;
 
@@ -86,6 +86,41 @@ pub(super) unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, 
                 to.write_bytes(0, panel_len);
             }
             pack_panel(View { ptr: b.at(k.start, col), rs: b.cs, cs: b.rs }, width, k.len(), to, PANEL_COLS);
+        }
+    }
+}
+
+per_isa! {
+    /// As [`pack_b_block`], of a matrix whose rows' elements follow one another.
+    ///
+    /// # Safety
+    /// As for [`pack_b_block`].
+    pub(super) unsafe fn pack_rows(b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) => pack_rows_by
+}
+
+/// # Safety
+/// As for [`pack_rows`], where the CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn pack_rows_by<V: Lanes>(b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) {
+    let panel_len = PANEL_COLS * k.len();
+    let full = cols.len() / PANEL_COLS;
+    let rest = cols.len() % PANEL_COLS;
+    for (p, row) in k.enumerate() {
+        let mut from = b.at(row, cols.start);
+        let mut to = to.wrapping_add(p * PANEL_COLS);
+        // SAFETY: every panel is `panel_len` floats of the destination, every element inside the block of the source.
+        unsafe {
+            for _ in 0..full {
+                for lane in (0..PANEL_COLS).step_by(V::LEN) {
+                    V::load(from.add(lane)).store(to.add(lane));
+                }
+                (from, to) = (from.wrapping_add(PANEL_COLS), to.wrapping_add(panel_len));
+            }
+            if rest > 0 {
+                for lane in (0..PANEL_COLS).step_by(V::LEN) {
+                    V::load_first(from.wrapping_add(lane), rest.saturating_sub(lane).min(V::LEN)).store(to.add(lane));
+                }
+            }
         }
     }
 }
