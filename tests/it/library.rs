@@ -372,7 +372,68 @@ fn convolutions_of_few_channels_per_group_are_rendered() {
     for name in ["conv strips 7x7", "conv strips of four each", "conv strips of small groups", "conv strips 3-D"] {
         assert!([DType::F32, DType::F16, DType::BF16].iter().all(|&dtype| !has_call(name, dtype)), "{name}");
     }
-    assert!(has_call("conv 1x1", DType::BF16) && has_call("conv grouped", DType::BF16));
+    assert!(has_call("conv 1x1", DType::BF16));
+    assert!(!has_call("conv grouped", DType::BF16), "tiles of tensor cores are zeros around a few channels");
+}
+
+/// The gradient of a convolution by its data, whose strides are more than one, is cuDNN's where channels lie as tensor cores take them.
+#[test]
+fn gradients_by_data_are_calls() {
+    let strides = [([2, 2], [9, 8], [5, 4]), ([1, 3], [6, 10], [6, 4])];
+    for ([down, right], [height, width], [rows, columns]) in strides {
+        let kernel = |outputs: usize, dtype: DType, last: bool| {
+            let image = |shape: [usize; 5]| {
+                let shape = Shape::new(shape);
+                let access = if last { Access::channels_last(shape) } else { Access::contiguous(shape) };
+                Operand { dtype, access, packed: false }
+            };
+            let window = Window { kernel: [1, 3, 3], strides: [1, down, right], dilations: [1; 3], pads: [0, 1, 1] };
+            Kernel {
+                template: Template::ConvTranspose { groups: 1, window },
+                reads: vec![image([2, outputs, 1, rows, columns]), image([outputs, 16, 1, 3, 3])],
+                writes: vec![image([2, 16, 1, height, width])],
+                shape: Shape::new([2, 16, 1, height, width]),
+                body: Body::new(&[Expr::input(0, dtype)]),
+                prologues: Vec::new(),
+                workspace: 0,
+                schedule: Schedule::Open,
+            }
+        };
+        let own = kernel(8, DType::BF16, true);
+        let Some(Call::Conv(call)) = called(&own, &Target::cuda()) else { panic!("{down} by {right}: no call") };
+        assert!(call.backward);
+        for other in [kernel(8, DType::BF16, false), kernel(8, DType::F32, true), kernel(5, DType::BF16, true)] {
+            assert_eq!(called(&other, &Target::cuda()), None, "{:?}", other.reads);
+        }
+        let values = |operand: &Operand, seed: usize| -> Vec<f64> {
+            (0..elements(&operand.access)).map(|i| ((i * 7 + seed * 3) % 11) as f64 * 0.25 - 1.0).collect()
+        };
+        let reads: Vec<_> = own.reads.iter().enumerate().map(|(seed, operand)| values(operand, seed)).collect();
+        let mut found = vec![0.0; elements(&own.writes[0].access)];
+        let size = |x: &Image| x.dims.iter().map(|&d| d as usize).collect::<Vec<_>>();
+        let at = |x: &Image, index: &[usize]| {
+            index.iter().zip(&x.strides).map(|(&i, &s)| i as u64 * s).sum::<u64>() as usize
+        };
+        for index in indices(&size(&call.y)) {
+            for tap in indices(&size(&call.w)[1..]) {
+                let mut to = vec![index[0], tap[0]];
+                for a in 0..call.pads.len() {
+                    let place = index[2 + a] as u64 * call.strides[a] + tap[1 + a] as u64 * call.dilations[a];
+                    to.extend(place.checked_sub(call.pads[a]).map(|p| p as usize));
+                }
+                if to.len() == index.len() && to.iter().zip(size(&call.x)).all(|(&i, d)| i < d) {
+                    let weight = [&index[1..2], &tap[..]].concat();
+                    found[at(&call.x, &to)] += reads[0][at(&call.y, &index)] * reads[1][at(&call.w, &weight)];
+                }
+            }
+        }
+        let expected = evaluate(&own, &reads).swap_remove(0);
+        let access = &own.writes[0].access;
+        for (index, expected) in indices(&access.shape).iter().zip(expected) {
+            let found = found[access.at(index) as usize];
+            assert!((found - expected).abs() < 1e-9, "{down} by {right}, {index:?}: {found}, expected {expected}");
+        }
+    }
 }
 
 #[test]

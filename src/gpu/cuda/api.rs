@@ -358,6 +358,40 @@ table! {
             y_desc: dnn::cudnnTensorDescriptor_t,
             y: *mut c_void,
         );
+        fn cudnnGetConvolutionBackwardDataAlgorithm_v7(
+            handle: dnn::cudnnHandle_t,
+            w: dnn::cudnnFilterDescriptor_t,
+            y: dnn::cudnnTensorDescriptor_t,
+            conv: dnn::cudnnConvolutionDescriptor_t,
+            x: dnn::cudnnTensorDescriptor_t,
+            asked: c_int,
+            found: *mut c_int,
+            results: *mut c_void,
+        );
+        fn cudnnGetConvolutionBackwardDataWorkspaceSize(
+            handle: dnn::cudnnHandle_t,
+            w: dnn::cudnnFilterDescriptor_t,
+            y: dnn::cudnnTensorDescriptor_t,
+            conv: dnn::cudnnConvolutionDescriptor_t,
+            x: dnn::cudnnTensorDescriptor_t,
+            algo: c_uint,
+            bytes: *mut usize,
+        );
+        fn cudnnConvolutionBackwardData(
+            handle: dnn::cudnnHandle_t,
+            alpha: *const c_void,
+            w_desc: dnn::cudnnFilterDescriptor_t,
+            w: *const c_void,
+            y_desc: dnn::cudnnTensorDescriptor_t,
+            y: *const c_void,
+            conv: dnn::cudnnConvolutionDescriptor_t,
+            algo: c_uint,
+            workspace: *mut c_void,
+            workspace_bytes: usize,
+            beta: *const c_void,
+            x_desc: dnn::cudnnTensorDescriptor_t,
+            x: *mut c_void,
+        );
         fn cudnnConvolutionBiasActivationForward(
             handle: dnn::cudnnHandle_t,
             alpha1: *const c_void,

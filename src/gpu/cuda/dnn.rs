@@ -41,6 +41,8 @@ pub(super) struct Convolution {
     conv: dnn::cudnnConvolutionDescriptor_t,
     activation: dnn::cudnnActivationDescriptor_t,
     algo: u32,
+    /// True if x is the result.
+    backward: bool,
     /// x, w, y.
     pointers: [CUdeviceptr; 3],
     /// The operands of the fused call: the bias, and the residual if there is one.
@@ -102,6 +104,7 @@ impl CudnnHandle {
             conv: null_mut(),
             activation: null_mut(),
             algo: 0,
+            backward: call.backward,
             pointers: [at(&call.x), at(&call.w), at(&call.y)],
             fused,
             workspace: (workspace.0, workspace.1 as usize),
@@ -174,13 +177,36 @@ impl CudnnHandle {
     /// The call's algorithm, or the one that the library thinks fastest within the workspace.
     fn choose(&self, convolution: &Convolution, call: &Conv) -> Result<u32, String> {
         const ASKED: usize = 8;
-        let Convolution { x, y, w, conv, .. } = *convolution;
+        let Convolution { x, y, w, conv, backward, .. } = *convolution;
         let mut choices = [Choice::default(); 2 * ASKED];
         let mut found = 0;
         // SAFETY: there are as many choices as are asked for.
         unsafe {
             let (results, asked) = (choices.as_mut_ptr().cast(), ASKED as c_int);
-            self.dnn.cudnnGetConvolutionForwardAlgorithm_v7(self.handle, x, w, conv, y, asked, &mut found, results)?;
+            if backward {
+                let dnn = &self.dnn;
+                dnn.cudnnGetConvolutionBackwardDataAlgorithm_v7(
+                    self.handle,
+                    w,
+                    y,
+                    conv,
+                    x,
+                    asked,
+                    &mut found,
+                    results,
+                )?;
+            } else {
+                self.dnn.cudnnGetConvolutionForwardAlgorithm_v7(
+                    self.handle,
+                    x,
+                    w,
+                    conv,
+                    y,
+                    asked,
+                    &mut found,
+                    results,
+                )?;
+            }
         }
         let rank = call.algorithm.map_or(0, |algorithm| algorithm.rank as usize);
         let most = call.algorithm.map_or(convolution.workspace.1, |algorithm| algorithm.workspace as usize);
@@ -191,9 +217,32 @@ impl CudnnHandle {
             let mut bytes = 0;
             // SAFETY: it writes a number.
             let told = unsafe {
-                self.dnn.cudnnGetConvolutionForwardWorkspaceSize(self.handle, x, w, conv, y, choice.algo, &mut bytes)
+                if backward {
+                    let dnn = &self.dnn;
+                    dnn.cudnnGetConvolutionBackwardDataWorkspaceSize(
+                        self.handle,
+                        w,
+                        y,
+                        conv,
+                        x,
+                        choice.algo,
+                        &mut bytes,
+                    )
+                } else {
+                    self.dnn.cudnnGetConvolutionForwardWorkspaceSize(
+                        self.handle,
+                        x,
+                        w,
+                        conv,
+                        y,
+                        choice.algo,
+                        &mut bytes,
+                    )
+                }
             };
-            choice.status == 0 && only.is_none_or(|only| only == choice.algo) && told.is_ok() && bytes <= most
+            // One of the algorithms adds in the order in which its parts come.
+            let steady = !backward || choice.determinism == 1;
+            steady && choice.status == 0 && only.is_none_or(|only| only == choice.algo) && told.is_ok() && bytes <= most
         };
         let chosen = choices[..(found.max(0) as usize).min(ASKED)].iter().filter(fits).nth(rank);
         let missing = || format!("cuDNN has no algorithm of rank {rank} within {most} bytes of workspace");
@@ -222,6 +271,21 @@ impl Convolution {
         // within the launch's slices; the algorithm needs no more workspace than there is.
         unsafe {
             match self.fused {
+                None if self.backward => self.dnn.cudnnConvolutionBackwardData(
+                    self.handle,
+                    one,
+                    self.w,
+                    w,
+                    self.y,
+                    y,
+                    self.conv,
+                    self.algo,
+                    workspace,
+                    bytes,
+                    zero,
+                    self.x,
+                    x,
+                ),
                 None => self.dnn.cudnnConvolutionForward(
                     self.handle,
                     one,

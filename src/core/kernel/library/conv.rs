@@ -21,7 +21,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     if !channels_last && !w.access.is_contiguous() {
         return None;
     }
-    if !pads_evenly(kernel, window)? {
+    if !pads_evenly(&kernel.reads[0].access.shape, shape, window)? {
         return None;
     }
     let bias = |o: &Operand| o.access.moves_only_along(1);
@@ -34,6 +34,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     let image = |slot: usize, operand: &Operand| image(slot, operand, first, channels_last);
     let spatial = |values: &[usize; 3]| values[first..].iter().map(|&v| v as u64).collect::<Vec<_>>();
     let call = Conv {
+        backward: false,
         groups: groups as u64,
         strides: spatial(&window.strides),
         dilations: spatial(&window.dilations),
@@ -51,12 +52,45 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     Some((Call::Conv(call), epilogue.end))
 }
 
+/// The gradient of a convolution by its data that a kernel is, of 16-bit floats and with strides: without these it is a convolution itself.
+pub(super) fn gradient(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<(Call, u32)> {
+    let write = &kernel.writes[0];
+    let [y, w, ..] = &kernel.reads[..] else { return None };
+    let operands = [y, w, write];
+    let half = operands.iter().all(|o| o.dtype == y.dtype && o.dtype.is_half() && o.access.has_channels_last());
+    let strided = window.strides.iter().any(|&stride| stride > 1);
+    let pads = pads_evenly(&kernel.shape, &y.access.shape, window)?;
+    if !half || !strided || groups != 1 || w.packed || !pads || !on_tensor_cores(y.dtype, target) {
+        return None;
+    }
+    let flat = kernel.shape[2] == 1 && window.kernel[0] == 1 && y.access.shape[2] == 1 && window.pads[0] == 0;
+    let first = usize::from(flat);
+    let spatial = |values: &[usize; 3]| values[first..].iter().map(|&v| v as u64).collect::<Vec<_>>();
+    let call = Conv {
+        backward: true,
+        groups: 1,
+        strides: spatial(&window.strides),
+        dilations: spatial(&window.dilations),
+        pads: spatial(&window.pads),
+        x: image(kernel.reads.len(), write, first, true)?,
+        w: image(1, w, first, true)?,
+        y: image(0, y, first, true)?,
+        bias: None,
+        residual: None,
+        activation: Activation::None,
+        channels_last: true,
+        tf32: false,
+        algorithm: None,
+    };
+    Some((Call::Conv(call), Epilogue::none(kernel)?.end))
+}
+
 /// True if the padding is the same at both ends of each axis, as far as the extents of the result can tell.
-fn pads_evenly(kernel: &Kernel, window: &Window) -> Option<bool> {
+fn pads_evenly(data: &[usize], result: &[usize], window: &Window) -> Option<bool> {
     for a in 0..3 {
         let reach = (window.kernel[a].checked_sub(1)?).checked_mul(window.dilations[a])?.checked_add(1)?;
-        let padded = kernel.reads[0].access.shape[2 + a].checked_add(window.pads[a].checked_mul(2)?)?;
-        if padded.checked_sub(reach)? / window.strides[a].max(1) + 1 != kernel.shape[2 + a] {
+        let padded = data.get(2 + a)?.checked_add(window.pads[a].checked_mul(2)?)?;
+        if padded.checked_sub(reach)? / window.strides[a].max(1) + 1 != *result.get(2 + a)? {
             return Some(false);
         }
     }

@@ -37,6 +37,9 @@ pub fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     let found = match &kernel.template {
         Template::MatMul if target.libraries.cublaslt => matmul::call(kernel, target),
         Template::Conv { groups, window, .. } if target.libraries.cudnn => conv::call(kernel, *groups, window, target),
+        Template::ConvTranspose { groups, window } if target.libraries.cudnn => {
+            conv::gradient(kernel, *groups, window, target)
+        }
         _ => None,
     };
     // Its workspace is one binding.

@@ -284,6 +284,10 @@ const SLICE_K: Tiling = Tiling::SliceK { tile: SLICES_K[0].0, depth: SLICES_K[0]
 /// Tiles of the texts for tensor cores.
 const MMA: [[usize; 2]; 3] = [[128, 128], [64, 128], [64, 64]];
 
+/// The widest head whose products with others' are mostly results, and the fewest of them that occupy a device.
+pub(super) const HEAD: usize = 64;
+const MANY_HEADS: usize = 64;
+
 /// Tiles of `matmul_bytes_mma`.
 const BYTES_MMA: [[usize; 2]; 2] = [[128, 128], [64, 64]];
 /// Words from one line of a tile of `matmul_bytes_mma` to the next: 16, and four that spread lines over all banks.
@@ -355,8 +359,16 @@ fn for_cuda(kernel: &Kernel, p: &Product, target: &Target) -> Option<Tiling> {
     let copies = p.copies_async && target.compute >= 80;
     match p.element {
         DType::F16 | DType::BF16 if p.is_uniform && (suits_tensor_cores([p.m, p.k, p.n]) || is_deep(p)) => {
+            // Of a short inner axis, a result is most of the work: smaller tiles write while others multiply.
+            if copies && p.k <= HEAD && p.batch >= MANY_HEADS && p.m.min(p.n) > 64 {
+                return Some(Tiling::MmaAsync { tile: [64, 64] });
+            }
             if copies && p.b.along_k && !p.is_guarded && fill_wgmma([p.batch, p.m, p.n], target) {
                 return Some(Tiling::Wgmma);
+            }
+            // Groups of a few channels would leave most of a tile empty, and their patches are read element by element.
+            if !copies && has_taps && p.batch > 1 && p.m <= 32 && p.k >= DEEP {
+                return Some(SLICE_K);
             }
             // Few tiles of a long inner axis, such as the gradient of filters: the invocations of a workgroup share the axis instead.
             if !copies && tiles(64) <= FEW_TILES && p.k >= LONG {

@@ -2,11 +2,11 @@
 
 use super::choose;
 use super::conv::{by_patches, is_direct};
-use super::matmul::{EIGHT, FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
+use super::matmul::{EIGHT, FEW_ROWS, HEAD, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::error::ensure;
 use crate::kernel::algorithm::Schedule;
-use crate::kernel::library::{Call, LibraryAlgorithm, MatMul, absorb, on_tensor_cores, part};
+use crate::kernel::library::{Call, LibraryAlgorithm, MatMul, Matrix, absorb, on_tensor_cores, part};
 use crate::kernel::{Kernel, Template, fits_i32, unfolds};
 use crate::target::Target;
 
@@ -109,14 +109,23 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
     match (call, &kernel.template, &kernel.shape[..], &kernel.reads[..]) {
         // A product of few rows or columns is limited by reading the other operand. A rendered kernel does that once, with the whole body.
         (Call::MatMul(p), ..) => {
-            let is_text = starts_anywhere(kernel, p, target) || is_ragged(p, target) || splits(kernel, p, target);
+            let is_text = starts_anywhere(kernel, p, target)
+                || is_ragged(p, target)
+                || splits(kernel, p, target)
+                || is_outer(p, target);
             p.m.min(p.n) <= FEW_ROWS as u64 || is_text
         }
+        (Call::Conv(c), Template::ConvTranspose { .. }, ..) => !c.suits_tensor_cores(),
         (Call::Conv(c), &Template::Conv { groups, ref window, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
             // For patches of few channels, cuDNN has no algorithm for tensor cores.
             let patches = !c.suits_tensor_cores() && by_patches(kernel, groups, window, target).is_some();
             if patches || is_direct(&w.access.shape, groups) {
+                return true;
+            }
+            // Libraries fill a tile of tensor cores with zeros around a group of few channels. On an H200 with 24 of them, cuDNN 9.14 takes
+            // 1.4 to 8.5 times a rendered kernel's time.
+            if groups > 1 && x.dtype.is_half() && w.access.shape[1].max(outputs) <= FEW_CHANNELS {
                 return true;
             }
             // The gradient of filters has a window as large as an image, with gaps where the convolution has strides, and few results. On an
@@ -167,6 +176,18 @@ fn is_ragged(call: &MatMul, target: &Target) -> bool {
     call.a.dtype == DType::F32 && !call.tf32 && target.compute >= 80 && anywhere && is_short && many
 }
 
+/// True for many large products of 16-bit floats whose inner axis is a head's, such as the scores of an attention that are stored. On an H200, tiles
+/// of 64 by 64 take two fifths to two thirds of the library's time for heads of 64 and 128 to 512 tokens.
+fn is_outer(call: &MatMul, target: &Target) -> bool {
+    let matrices = [&call.a, &call.b];
+    let aligned = |matrix: &Matrix| {
+        [matrix.leading, matrix.stride, matrix.offset].iter().all(|step| step.is_multiple_of(EIGHT as u64))
+    };
+    let half = matrices.iter().all(|matrix| matrix.dtype.is_half() && aligned(matrix));
+    let outer = call.k <= HEAD as u64 && call.m.min(call.n) >= SHORT && call.batch >= MANY_PRODUCTS;
+    half && outer && target.compute >= 80
+}
+
 /// True for a product of `f32` whose inner axis the warps of a rendered kernel share, 16 bytes at a time. On an H200, the rendered kernel
 /// takes between a fifth and nine tenths of the library's time.
 fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
@@ -189,3 +210,5 @@ const WARP_ROWS: u64 = 16;
 const TILE: usize = 64;
 /// The most elements of a window that libraries are fast for.
 const FILTER: usize = 48;
+/// The most channels of a group that are few for libraries.
+const FEW_CHANNELS: usize = 32;
