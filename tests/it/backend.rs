@@ -123,7 +123,7 @@ fn every_case_agrees_on_cuda() {
         Ok((mut cuda, name)) => {
             eprintln!("on {name}");
             let plain = variants::plain();
-            run_all(&mut *cuda, &[variants::halves(&plain), plain].concat());
+            run_all(&mut *cuda, &[variants::halves(&plain), variants::folded(), plain].concat());
         }
         Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
         Err(error) => eprintln!("SKIPPED: {error}"),

@@ -55,6 +55,8 @@ impl Job {
             || case.kernel.template == Template::MatMul && case.kernel.reads[0].dtype.is_byte();
         let folds = matches!(case.kernel.template, Template::Attention { fold, .. } if fold != Fold::Softmax);
         let is_tiled = |schedule: &Schedule| few_bits || folds || schedule.name(&case.kernel, target) == "matmul_regs";
+        let is_vector = matches!(case.kernel.template, Template::PoolGrad { .. });
+        let is_tiled = |schedule: &Schedule| is_vector || is_tiled(schedule);
         let tried = candidates.filter(|s| is_tiled(s) || matches!(s, Schedule::Text(text) if is_tried(text)));
         let scheduled = tried.map(|schedule| Kernel { schedule, ..case.kernel.clone() });
         scheduled.map(|kernel| Job::of(case.clone(), &kernel, target)).collect()

@@ -297,6 +297,7 @@ pub fn cases() -> Vec<Case> {
     conv(&mut c);
     conv_behind(&mut c);
     pool(&mut c);
+    pool_gradients(&mut c);
     gather(&mut c);
     scatter(&mut c);
     pad(&mut c);
@@ -885,6 +886,42 @@ fn conv_behind(c: &mut Cases) {
 
 fn window(kernel: [usize; 3], strides: [usize; 3], dilations: [usize; 3], pads: [usize; 3]) -> Window {
     Window { kernel, strides, dilations, pads }
+}
+
+/// Gradients of maxima, row-major and with channels last, of data of few values: a window has its maximum in several places.
+fn pool_gradients(c: &mut Cases) {
+    let shapes = [([2, 16, 1, 9, 7], [3, 2, 1]), ([1, 6, 1, 8, 8], [2, 2, 0]), ([2, 5, 1, 7, 6], [3, 1, 1])];
+    for (shape, [taps, stride, pad]) in shapes {
+        let window = window([1, taps, taps], [1, stride, stride], [1; 3], [0, pad, pad]);
+        let out = |extent: usize| (extent + 2 * pad - taps) / stride + 1;
+        let places = [shape[0], shape[1], 1, out(shape[3]), out(shape[4])];
+        for last in [false, true] {
+            let lies = |of: &[usize]| if last { Access::channels_last(Shape::new(of)) } else { dense(of) };
+            let reads = vec![f32s(lies(&shape)), f32s(lies(&places)), f32s(lies(&places)), f32s(lies(&shape))];
+            let template = Template::PoolGrad { window: window.clone() };
+            let name = format!(
+                "maxima of {taps} by {taps}, {} channels{}",
+                shape[1],
+                if last { ", channels last" } else { "" }
+            );
+            let writes = vec![f32s(lies(&shape))];
+            let case = c.add_writing(&name, template, &shape, reads, writes, &[x(0) + x(1)]);
+            for value in &mut case.inputs[0] {
+                *value = (*value * 2.0).round();
+            }
+            let (data, maxima) = (case.kernel.reads[0].access.clone(), case.kernel.reads[1].access.clone());
+            for index in indices(&places) {
+                let mut most = f64::NEG_INFINITY;
+                for (s, t) in (0..taps).flat_map(|s| (0..taps).map(move |t| (s, t))) {
+                    let (y, x) = ((index[3] * stride + s).checked_sub(pad), (index[4] * stride + t).checked_sub(pad));
+                    if let (Some(y), Some(x)) = (y.filter(|y| *y < shape[3]), x.filter(|x| *x < shape[4])) {
+                        most = most.max(case.inputs[0][data.at(&[index[0], index[1], 0, y, x]) as usize]);
+                    }
+                }
+                case.inputs[1][maxima.at(&index) as usize] = most;
+            }
+        }
+    }
 }
 
 /// Rows of scores that are no softmax: the logarithm of the sum of powers, and values under scores of one product or two, with operands for each

@@ -2,8 +2,9 @@
 
 use super::locate::sum;
 use super::scalar::Type::{F32, I32};
-use super::scalar::extreme;
+use super::scalar::{convert, extreme};
 use super::{Module, kernels};
+use crate::kernel::algorithm::{Elements, Text};
 use crate::kernel::meaning::mismatch;
 use crate::kernel::{Pool, Template, Window};
 
@@ -11,8 +12,9 @@ kernels! {
     |module, _| module.pool() => {
         pool "pool.wgsl": "maximum or mean of a window",
     }
-    |module, _| module.pool_grad() => {
+    |module, text| module.pool_grad(text) => {
         pool_grad "pool_grad.wgsl": "gradient of a maximum of windows",
+        pool_grad_vec "pool_grad_vec.cu": "the same of several neighbouring channels",
     }
 }
 
@@ -84,7 +86,7 @@ impl Module<'_> {
         }
     }
 
-    fn pool_grad(&mut self) -> Result<(), String> {
+    fn pool_grad(&mut self, text: &Text) -> Result<(), String> {
         let Template::PoolGrad { window } = &self.kernel.template else { mismatch(&self.kernel.template) };
         let data = self.access(0).clone();
         let places = self.access(1).shape.clone();
@@ -110,6 +112,25 @@ impl Module<'_> {
             let terms: Vec<_> = names.into_iter().zip(access.strides.iter().copied()).collect();
             let value = format!("return {};", self.load(slot, &sum(access.offset, &terms)));
             self.function(name, &names.map(|name| (name, I32)), Some(self.value[slot]), vec![value]);
+        }
+        if let &Text::Elements(Elements::Vector { width, .. }) = text {
+            self.ints(&[("WIDTH", width)]);
+            let ty = self.storage[0];
+            let at = self.read_wide(0, width, "at");
+            self.wide_function(
+                "data_wide",
+                &[("at", I32)],
+                format!("wide<{}, {width}>", ty.name()),
+                vec![format!("return {at};")],
+            );
+            let access = self.access(1);
+            let names = ["n", "c", "z", "y", "x"];
+            let terms: Vec<_> = names.into_iter().zip(access.strides.iter().copied()).collect();
+            let most = format!("return {};", self.read_wide(1, width, &sum(access.offset, &terms)));
+            let result = format!("wide<{}, {width}>", self.storage[1].name());
+            self.wide_function("maximum_wide", &names.map(|name| (name, I32)), result, vec![most]);
+            let value = convert("of.v[j]", ty, self.value[0]);
+            self.declarations.push(format!("const auto element_of = [](const auto& of, i32 j) {{ return {value}; }};"));
         }
         self.walk_channels();
         self.store(&self.flat(), Some(F32), None, &[])?;

@@ -4,6 +4,7 @@ use super::Launch;
 use crate::error::ensure;
 use crate::expr::{Body, Code};
 use crate::kernel::algorithm::Elements;
+use crate::kernel::product::is_vectorizable;
 use crate::kernel::space::{Along, BYTES, along, is_aligned};
 use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
@@ -56,6 +57,13 @@ impl Elements {
     pub(in crate::kernel) fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {
         let threads = match *self {
             Elements::One { threads } => threads,
+            Elements::Vector { width, rounds, threads } if kernel.template != Template::Map => {
+                let widest = channels(kernel, target);
+                if rounds != 1 || !width.is_power_of_two() || !(2..=widest).contains(&width) {
+                    return Err(format!("pool_grad_vec: expected a round of at most {widest} neighbouring channels"));
+                }
+                threads
+            }
             Elements::Vector { width, rounds, threads } => {
                 let widest = Moves::new(kernel).width(kernel);
                 let fits = width.is_power_of_two() && (2..=widest).contains(&width);
@@ -86,6 +94,24 @@ fn best(kernel: &Kernel, target: &Target) -> Elements {
     }
     let threads = if count < 1 << 18 { 128 } else { 256 };
     Elements::Vector { width, rounds: if count < 1 << 22 { 1 } else { 2 }, threads }
+}
+
+/// The most neighbouring channels of the data and the maxima of a pooling that are read at once; 1 if there are none.
+fn channels(kernel: &Kernel, target: &Target) -> usize {
+    let (Template::PoolGrad { .. }, Family::Cuda) = (&kernel.template, target.family) else { return 1 };
+    let [data, maxima, ..] = &kernel.reads[..] else { return 1 };
+    let last = [data, maxima, &kernel.writes[0]].iter().all(|o| o.access.has_channels_last());
+    let fits = |&width: &usize| {
+        let whole = kernel.shape[1].is_multiple_of(width) && width * data.dtype.size() <= BYTES;
+        whole && data.dtype == maxima.dtype && [data, maxima].iter().all(|operand| is_vectorizable(operand, 1, width))
+    };
+    [8, 4, 2].into_iter().filter(|_| last).find(fits).unwrap_or(1)
+}
+
+/// As many neighbouring channels of a pooling's gradient per invocation as can be read at once.
+pub(super) fn of_channels(kernel: &Kernel, target: &Target) -> Option<Elements> {
+    let width = channels(kernel, target);
+    (width > 1).then_some(Elements::Vector { width, rounds: 1, threads: 128 })
 }
 
 /// Every way that may be worth a try.

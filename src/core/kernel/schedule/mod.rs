@@ -97,6 +97,7 @@ impl Text {
     /// The row of [`super::render::KERNELS`].
     pub fn name(&self, template: &Template, family: Family) -> &'static str {
         match self {
+            Text::Elements(Elements::Vector { .. }) if matches!(template, Template::PoolGrad { .. }) => "pool_grad_vec",
             Text::Elements(Elements::Vector { .. }) => "map_vec",
             Text::Rows(Rows::Warps { .. }) => "row_warp",
             Text::Rows(Rows::Vectors { .. }) => "row_vec",
@@ -190,7 +191,7 @@ impl Text {
                 self.check_tiling(kernel, tiling, target)?;
             }
             (Text::Attention(cut), Template::Attention { .. }) => cut.check(kernel, target)?,
-            (Text::Elements(elements), Template::Map) => elements.check(kernel, target)?,
+            (Text::Elements(elements), Template::Map | Template::PoolGrad { .. }) => elements.check(kernel, target)?,
             // Any other template has a text of one invocation per element.
             (Text::Elements(elements @ Elements::One { .. }), template) if !has_texts(template) => {
                 elements.check(kernel, target)?;
@@ -445,6 +446,10 @@ fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> b
                 matmul::all(kernel, &product, target, own).into_iter().map(|tiling| Text::ConvFilters { tiling })
             });
             Box::new(best.into_iter().chain(tilings.flatten()).chain(once_with(direct).flatten()))
+        }
+        Template::PoolGrad { .. } => {
+            let vectors = map::of_channels(kernel, target).into_iter().map(Text::Elements);
+            Box::new(vectors.chain(once_with(ones).flatten()))
         }
         _ => Box::new(ones()),
     }
