@@ -241,10 +241,21 @@ impl Fuser<'_> {
         let [Some(from)] = operands[..] else { return false };
         let half = graph.fact(from).dtype.is_half();
         let cast = graph.node(node).op().is_some_and(|op| op.name == "Cast") && graph.fact(value).dtype == DType::F32;
+        if cast && half && self.is_called_for_few(seed) {
+            return true;
+        }
         let takes = |user: &NodeId| {
             matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)))
         };
         cast && half && from.node != seed && !graph.is_output(value) && graph.users(value).iter().all(takes)
+    }
+
+    /// True for a convolution of few outputs that a library computes, and stores in the type of its operands alone. Without the library, few
+    /// invocations would read all channels.
+    fn is_called_for_few(&self, seed: NodeId) -> bool {
+        const FEW: usize = 8;
+        let outputs = self.shape(seed).get(1).is_some_and(|&outputs| outputs < FEW);
+        self.context.target.prefers_channels_last() && outputs && self.graph.node(seed).op_name() == "plimsoll.Conv"
     }
 
     /// True if a node makes floats of bytes for one reader that can do so itself.
