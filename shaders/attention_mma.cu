@@ -6,7 +6,6 @@
 // invocation's scores are neighbours. So are the elements of a mask that it reads. PLAIN scores weigh the values as they are, and may be made
 // of a SECOND product. Where there are no VALUES, the logarithm of a row's sum of powers is the result.
 constexpr i32 PITCH_B = DEPTH + 8, PITCH_C = WIDTH + 8, PITCH_D = DEPTH_D + 8;
-constexpr i32 PART_C = VALUES * STRIPE * PITCH_C, PART_D = SECOND * STRIPE * PITCH_D;
 constexpr i32 STAGE = STRIPE * PITCH_B + PART_C + PART_D;
 constexpr i32 WARPS = ROWS / 16 / EACH, TILES = COLUMNS / 8, PIECES = WIDTH / 8;
 const i32 rank = group % CLUSTER;
@@ -47,7 +46,7 @@ const auto fetch = [&](i32 first, i32 stage) {
             tile_b[place(n) * PITCH_B + k] = element(first + n < N && k < K ? b(batch, k, first + n) : 0.0f);
         }
         //@ end
-        //@ if VALUED
+        //@ if VALUES
         //@ if C_WIDE
         #pragma unroll
         for (i32 i = 0; i < (STRIPE * WIDTH / 8 + SIZE - 1) / SIZE; i++) {
@@ -68,7 +67,7 @@ const auto fetch = [&](i32 first, i32 stage) {
         }
         //@ end
         //@ end
-        //@ if DOUBLE
+        //@ if SECOND
         element* const tile_d = tile_c + PART_C;
         //@ if D_WIDE
         #pragma unroll
@@ -113,20 +112,20 @@ for (i32 i = 0; i < EACH * DEPTH / 4; i++) {
         //@ end
     }
 }
-//@ if DOUBLE
-u32 z[EACH][DEPTH_D / 16][4];
+//@ if SECOND
+u32 gradient[EACH][DEPTH_D / 16][4];
 #pragma unroll
 for (i32 i = 0; i < EACH * DEPTH_D / 4; i++) {
     const i32 part = i / (DEPTH_D / 4);
     const i32 row = m + part * 16 + i % 2 * 8;
     const i32 k = i % (DEPTH_D / 4) / 4 * 16 + i / 2 % 2 * 8 + column;
-    u32& both = z[part][i % (DEPTH_D / 4) / 4][i % 4];
+    u32& both = gradient[part][i % (DEPTH_D / 4) / 4][i % 4];
     both = 0;
     if (row < M && k < K_D) {
-        //@ if Z_WIDE
-        both = bitcast<u32>(z_wide(batch, row, k));
+        //@ if G_WIDE
+        both = bitcast<u32>(g_wide(batch, row, k));
         //@ else
-        both = pair<element>(z_at(batch, row, k), k + 1 < K_D ? z_at(batch, row, k + 1) : 0.0f);
+        both = pair<element>(g(batch, row, k), k + 1 < K_D ? g(batch, row, k + 1) : 0.0f);
         //@ end
     }
 }
@@ -138,7 +137,7 @@ for (i32 i = 0; i < EACH * 2; i++) {
     top[i] = LOWEST;
     total[i] = 0.0f;
 }
-//@ if VALUED
+//@ if VALUES
 f32 sum[EACH][PIECES][4];
 #pragma unroll
 for (i32 i = 0; i < EACH * PIECES * 4; i++) {
@@ -151,10 +150,10 @@ for (i32 n0 = origin + rank * STRIPE; n0 < end; n0 += CLUSTER * STRIPE) {
     __syncthreads();
     fetch(n0 + (STAGES - 1) * CLUSTER * STRIPE, stage == 0 ? STAGES - 1 : stage - 1);
     const element* const tile_b = tile + stage * STAGE + team * COLUMNS * PITCH_B;
-    //@ if VALUED
+    //@ if VALUES
     const element* const tile_c = tile + stage * STAGE + STRIPE * PITCH_B + team * COLUMNS * PITCH_C;
     //@ end
-    //@ if DOUBLE
+    //@ if SECOND
     const element* const tile_d = tile + stage * STAGE + STRIPE * PITCH_B + PART_C + team * COLUMNS * PITCH_D;
     //@ end
     stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -181,7 +180,7 @@ for (i32 n0 = origin + rank * STRIPE; n0 < end; n0 += CLUSTER * STRIPE) {
             }
         }
     }
-    //@ if DOUBLE
+    //@ if SECOND
     f32 other_of[EACH][TILES][4];
     #pragma unroll
     for (i32 j = 0; j < TILES; j += 2) {
@@ -195,8 +194,8 @@ for (i32 n0 = origin + rank * STRIPE; n0 < end; n0 += CLUSTER * STRIPE) {
             load_matrices(y, tile_d + (j * 8 + lane / 16 * 8 + lane % 8) * PITCH_D + k + lane / 8 % 2 * 8);
             #pragma unroll
             for (i32 part = 0; part < EACH; part++) {
-                multiply<element>(other_of[part][j], z[part][k / 16], y[0], y[1]);
-                multiply<element>(other_of[part][j + 1], z[part][k / 16], y[2], y[3]);
+                multiply<element>(other_of[part][j], gradient[part][k / 16], y[0], y[1]);
+                multiply<element>(other_of[part][j + 1], gradient[part][k / 16], y[2], y[3]);
             }
         }
     }
@@ -209,7 +208,7 @@ for (i32 n0 = origin + rank * STRIPE; n0 < end; n0 += CLUSTER * STRIPE) {
         const i32 v = i % 2;
         const i32 n = first + j * 2 + v;
         f32& s = score_of[row / 2][j][row % 2 * 2 + v];
-        //@ if DOUBLE
+        //@ if SECOND
         s = score(batch, m + row * 8, n, row * TILES + j, v, s, other_of[row / 2][j][row % 2 * 2 + v]);
         //@ else
         s = score(batch, m + row * 8, n, row * TILES + j, v, s);
@@ -244,7 +243,7 @@ for (i32 n0 = origin + rank * STRIPE; n0 < end; n0 += CLUSTER * STRIPE) {
         const f32 fade = power_of_two((top[row] - largest) * UNIT);
         top[row] = largest;
         total[row] *= fade;
-        //@ if VALUED
+        //@ if VALUES
         #pragma unroll
         for (i32 i = 0; i < PIECES * 2; i++) {
             sum[row / 2][i / 2][row % 2 * 2 + i % 2] *= fade;
@@ -262,7 +261,7 @@ for (i32 n0 = origin + rank * STRIPE; n0 < end; n0 += CLUSTER * STRIPE) {
         }
     }
     //@ end
-    //@ if VALUED
+    //@ if VALUES
     #pragma unroll
     for (i32 j = 0; j < TILES; j += 2) {
         u32 weights[EACH][4];
@@ -289,10 +288,9 @@ for (i32 row = 0; row < EACH * 2; row++) {
     total[row] += __shfl_xor_sync(0xffffffffu, total[row], 1);
     total[row] += __shfl_xor_sync(0xffffffffu, total[row], 2);
 }
-//@ if VALUED
+//@ if VALUES
 const auto finish = [&](i32 row, i32 piece, f32 whole, f32 low, f32 high) {
-    //@ if PLAIN
-    //@ else
+    //@ if SOFTMAX
     const f32 scale = 1.0f / whole;
     low *= scale;
     high *= scale;

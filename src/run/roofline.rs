@@ -92,8 +92,8 @@ fn seconds<const N: usize>(trace: Trace, options: &Options, shapes: [&[usize]; N
     let mut values = |shape: &[usize]| -> Result<Tensor> {
         let few: Vec<f64> = (0..1 << 12).map(|_| (draw() >> 40) as f64 / f64::from(1 << 24) - 0.5).collect();
         let few = Tensor::from_f64(dtype, [few.len()], &few);
-        let elements = shape.iter().product::<usize>() * dtype.size();
-        let bytes: Vec<u8> = few.bytes().iter().copied().cycle().take(elements).collect();
+        let len = shape.iter().product::<usize>() * dtype.size();
+        let bytes: Vec<u8> = few.bytes().iter().copied().cycle().take(len).collect();
         Tensor::new(dtype, shape.to_vec(), bytes)
     };
     let inputs = shapes.into_iter().map(&mut values).collect::<Result<Vec<_>>>()?;

@@ -3,6 +3,8 @@
 use crate::common::{agrees, random};
 use plimsoll::internals::expr::{Binary, Code};
 use plimsoll::internals::kernel::Template;
+use plimsoll::internals::op::{Attrs, Fact};
+use plimsoll::internals::ops;
 use plimsoll::internals::pass::Prepared;
 use plimsoll::internals::train::{self, Loss, Optimizer, Rate, Training};
 use plimsoll::internals::{onnx, plan, reference};
@@ -249,7 +251,7 @@ fn trained(tokens: usize, code: &str, attention: &str) -> Graph {
         r#"<ir_version: 10, opset_import: ["" : 23]>
         net (float[batch, {tokens}, 16] x) => (float[batch, 3] y)
         <float[16, 16] a = {{{square}}}, float[16, 16] b = {{{other}}}, float[16, 16] c = {{{third}}}, float[16, 3] last = {{{last}}},
-         int64[4] heads = {{0, {tokens}, 2, 8}}, int64[3] whole = {{0, {tokens}, 16}}, float low = {{-inf}}, float scale = {{0.35}},
+         int64[4] heads = {{0, {tokens}, 2, 8}}, int64[3] whole = {{0, {tokens}, 16}}, float low = {{-inf}}, float billion = {{-1e9}}, float scale = {{0.35}},
          float[2, {tokens}, {tokens}] bias = {{{bias}}}, bool[{tokens}, {tokens}] causal = {{{causal}}}> {{
             q1 = MatMul (x, a)  q2 = Reshape (q1, heads)  q = Transpose <perm = [0, 2, 1, 3]> (q2)
             k1 = MatMul (x, b)  k2 = Reshape (k1, heads)  k3 = Transpose <perm = [0, 2, 1, 3]> (k2)  k = Transpose <perm = [0, 1, 3, 2]> (k3)
@@ -266,7 +268,11 @@ fn trained(tokens: usize, code: &str, attention: &str) -> Graph {
         causal = causal.collect::<Vec<_>>().join(", "),
         attention = attention.replace("CODE", code),
     );
-    let text = text.replacen("float low", "int64[1] axis = {1}, float low", 1);
+    let text = text.replacen(
+        "float low",
+        "int64[1] axis = {1}, int64[1] last_axis = {2}, int64[4] row = {0, 1, 1, -1}, float low",
+        1,
+    );
     let model = onnx::Model::new(onnx::text::parse(&text, Path::new("net")).expect("it parses")).with_weights();
     let (graph, weights) = (onnx::import(&model, &[("batch".into(), 4)]).expect("it is a graph"), model.weights());
     let method = Training {
@@ -297,6 +303,8 @@ fn scores_are_computed_again_by_the_products_that_read_them() {
     let cases = [
         ("plain", "m = Identity (s)", SPELLED),
         ("causal", "m = Where (causal, s, low)", SPELLED),
+        ("hidden by a number", "m = Where (causal, s, billion)", SPELLED),
+        ("used twice", "g = Sigmoid (s)  m = Mul (s, g)", SPELLED),
         ("softcapped", "h = Tanh (s)  m = Where (causal, h, low)", SPELLED),
         ("one row", "", "z = Attention <is_causal = 1> (q, k3, v)"),
     ];
@@ -341,13 +349,49 @@ fn scores_are_computed_again_by_the_products_that_read_them() {
 /// Scores stay where something else reads what is made of them, and where no tensor cores compute them.
 #[test]
 fn scores_that_others_read_are_stored() {
-    // A bias of positions is trained: its gradient is a sum over the batch.
-    let graph = trained(100, "m = Add (s, bias)", SPELLED);
-    assert_eq!(folds(&crate::common::planned(&graph, &Target::cuda())), [String::new(); 0]);
+    let cases = [
+        // A bias of positions is trained: its gradient is a sum over the batch.
+        "m = Add (s, bias)",
+        // A row may see nothing but the lowest number: one number of f32 is not its largest score and the logarithm of its sum.
+        "g = ReduceMax <keepdims = 1> (x, last_axis)  o = Reshape (g, row)  seen = Greater (o, scale)  m = Where (seen, s, billion)",
+        "g = ReduceMax <keepdims = 1> (x, last_axis)  o = Reshape (g, row)  p = Mul (o, billion)  m = Add (s, p)",
+    ];
+    for code in cases {
+        let graph = trained(100, code, SPELLED);
+        let found = folds(&crate::common::planned(&graph, &Target::cuda()));
+        assert!(found.iter().all(|fold| fold == "Softmax"), "{code}: {found:?}");
+    }
     let graph = trained(100, "m = Identity (s)", SPELLED);
     let old = Target { compute: 75, ..Target::cuda() };
     for target in [Target::cpu(2), Target::wgpu(), old] {
         let found = folds(&crate::common::planned(&graph, &target));
         assert!(found.iter().all(|fold| fold == "Softmax"), "{}: {found:?}", target.name);
     }
+}
+
+/// A file may name the product, too, in whatever type and for whatever target.
+#[test]
+fn scores_of_a_file_are_a_product() {
+    let mut graph = Graph::new("file");
+    let mut input = |name: &str, shape: [usize; 3]| graph.input(name, Fact::new(DType::F32, shape));
+    let [q, k, v] = [("q", [2, 20, 8]), ("k", [2, 8, 30]), ("v", [2, 30, 8])].map(|(name, shape)| input(name, shape));
+    let mut value = q;
+    for (name, operands) in [("plimsoll.Scores", vec![k]), ("Tanh", vec![]), ("MatMul", vec![v])] {
+        let operands: Vec<_> = [value].into_iter().chain(operands).map(Some).collect();
+        let op = ops::find(name).expect("a row");
+        value = graph.add(op, name, &operands, Attrs::new(), &[]).expect("it is an operator").output(0);
+    }
+    graph.output("y", value);
+    for target in [Target::cpu(2), Target::wgpu(), Target::cuda()] {
+        let found = folds(&crate::common::planned(&graph, &target));
+        assert_eq!(found, [String::new(); 0], "{}", target.name);
+    }
+}
+
+#[test]
+fn a_training_has_one_plan() {
+    let graph = trained(100, "h = Tanh (s)  m = Where (causal, h, low)", SPELLED);
+    let plan = || serde_json::to_string(&crate::common::planned(&graph, &Target::cuda())).expect("it is plain data");
+    let first = plan();
+    assert!((0..8).all(|_| plan() == first), "plans differ");
 }

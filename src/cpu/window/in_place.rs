@@ -15,24 +15,27 @@ use crate::window::Planes;
 use plimsoll_core::kernel::cpu::window::TALL;
 
 /// The most positions of a plane whose vectors go on from row to row: so many bits has a word.
-const SMALL: usize = u64::BITS as usize;
+const WORD: usize = u64::BITS as usize;
 /// Vectors of such a plane.
-const VECTORS: usize = SMALL / 16;
+const VECTORS: usize = WORD / 16;
 /// The longest line of taps.
-const WIDEST: usize = 7;
+const LONGEST_LINE: usize = 7;
 
-/// Vectors of 16 lanes that are loaded under a mask.
-///
-/// # Safety
-/// The CPU must have the implementor's instruction set, and the elements under the mask must be readable.
+/// Vectors that can be loaded under a mask. Those that have the loads have 16 lanes.
 pub(super) trait Masked: Lanes {
     /// True if the loads exist.
     const MASKS: bool = false;
     /// The elements from an address on; lanes that are not under the mask are those of `other`.
+    ///
+    /// # Safety
+    /// The CPU must have the implementor's instruction set, and the elements under the mask must be readable.
     unsafe fn load_where(_from: *const f32, _mask: u16, _other: Self) -> Self {
         unreachable!("`MASKS` is false")
     }
     /// The first ones of 16 pairs of elements. The mask has a bit for each element.
+    ///
+    /// # Safety
+    /// As that of `load_where`.
     unsafe fn load_pairs_where(_from: *const f32, _mask: u32, _other: Self) -> Self {
         unreachable!("`MASKS` is false")
     }
@@ -85,8 +88,8 @@ pub(super) unsafe fn in_place<V: Masked, C: Combine>(
     }
     // SAFETY: guaranteed by the caller.
     unsafe {
-        let is_small = input == output && strides[1..] == [1; 2] && window.output_len() <= SMALL;
-        if is_small && kernel[2] <= WIDEST {
+        let is_small = input == output && strides[1..] == [1; 2] && window.output_len() <= WORD;
+        if is_small && kernel[2] <= LONGEST_LINE {
             small::<V, C>(window, weights, planes);
             return true;
         }
@@ -122,7 +125,7 @@ unsafe fn small<V: Masked, C: Combine>(window: &Window, weights: Option<*const f
     let Window { input: [_, height, width], kernel: [_, lines, wide], pads: [_, above, before], .. } = *window;
     let (first, end) = (planes.rows.start * width, planes.rows.end * width);
     // The positions whose element under a tap is inside its row.
-    let mut inside = [0; WIDEST];
+    let mut inside = [0; LONGEST_LINE];
     for (tap, inside) in inside.iter_mut().enumerate().take(wide) {
         let columns = before.saturating_sub(tap)..(width + before).saturating_sub(tap).min(width);
         let row = bits(columns.start, columns.end.max(columns.start));

@@ -51,7 +51,17 @@ pub(super) fn as_kernel(graph: &Graph, sink: NodeId, context: &Context, more: us
 pub(super) fn trained(graph: &Graph, sink: NodeId, context: &Context) -> Option<Found> {
     let found = ending_in(graph, sink, &context.decisions, true)?;
     let small = found.nodes.len() <= MAX_GROUP_NODES && 3 + found.further(graph).len() <= max_reads(context.target);
-    (small && context.target.has_attention_for(graph.fact(sink.output(0)).dtype)).then_some(found)
+    (small && found.is_cheaper(graph, sink, context.target)).then_some(found)
+}
+
+/// True if kernels of a target compute scores again: those of these products, for results of so many columns.
+pub(super) fn computes_again(graph: &Graph, products: &[NodeId], results: &[usize], target: &Target) -> bool {
+    let left = |product: &NodeId| graph.operands(*product)[0].expect("a product has two operands");
+    let inner = products.iter().map(|product| graph.fact(left(product)).shape.last().copied().unwrap_or(1));
+    let columns: Vec<usize> = inner.chain(results.iter().copied()).collect();
+    let dtype = graph.fact(products[0].output(0)).dtype;
+    let mut operands = products.iter().flat_map(|&product| graph.operands(product)).flatten();
+    operands.all(|value| graph.fact(value).dtype == dtype) && target.computes_scores_again(dtype, &columns)
 }
 
 /// True if a node belongs to the backward computation, or is elementwise or a view and read by that alone.
@@ -64,8 +74,8 @@ fn is_later(graph: &Graph, node: NodeId, left: usize) -> bool {
 /// How far a value is followed to the backward computation.
 const FARTHEST: usize = 6;
 
-/// The products whose scores are computed again where they are read: one that reads them as its left operand, or a row's sum of exponentials
-/// whose scores a node begins.
+/// The group of a product whose left operand is made of [`SCORES`]; or, from such a node, that of the logarithm of its rows' sums. The pass
+/// [`scores`](super::scores) writes these nodes.
 pub(super) fn of_scores(graph: &Graph, node: NodeId, target: &Target) -> Option<Found> {
     let (sink, scores, inner) = match graph.node(node).op_name() {
         "MatMul" => (node, graph.operands(node)[0]?, Vec::new()),
@@ -100,29 +110,56 @@ pub(super) fn of_scores(graph: &Graph, node: NodeId, target: &Target) -> Option<
     let (first, second) = (products[0], products.get(1).copied());
     let attention = Attention { products: first, scores, second, guarded: None, fold };
     let found = Found { attention, weights: scores, softmax, guard: None, nodes };
-    let reads = fold.operands() + found.further(graph).len();
-    (found.nodes.len() <= MAX_GROUP_NODES && reads <= max_reads(target)).then_some(found)
+    let results: Vec<usize> = match fold {
+        Fold::LogSum => Vec::new(),
+        _ => graph.fact(sink.output(0)).shape.last().copied().into_iter().collect(),
+    };
+    let values = graph.operands(sink)[1].filter(|_| fold != Fold::LogSum);
+    let dtype = graph.fact(first.output(0)).dtype;
+    let fits = values.is_none_or(|values| graph.fact(values).dtype == dtype)
+        && found.nodes.len() <= MAX_GROUP_NODES
+        && fold.operands() + found.further(graph).len() <= max_reads(target)
+        && computes_again(graph, &products, &results, target);
+    fits.then_some(found)
 }
 
 /// The sum of exponentials, as a logarithm, of the scores that begin with a product: its last node, the scores, and the nodes between.
 fn log_sum(graph: &Graph, product: NodeId) -> Option<(NodeId, ValueId, Vec<NodeId>)> {
-    let mut scores = product.output(0);
-    let max = loop {
-        let users = graph.users(scores);
+    let space = &graph.fact(product.output(0)).shape;
+    let mut rest = vec![product.output(0)];
+    let (scores, max) = (0..MAX_GROUP_NODES).find_map(|at| {
+        let &value = rest.get(at)?;
+        let users = graph.users(value);
         if let Some(&max) = users.iter().find(|&&user| graph.node(user).op_name() == "ReduceMax") {
-            break max;
+            return Some((value, max));
         }
-        let &[user] = &users[..] else { return None };
-        matches!(graph.node(user).op()?.lower, Lower::Map(_)).then_some(())?;
-        scores = user.output(0);
-    };
+        let is_map = |&user: &NodeId| {
+            let elementwise = matches!(graph.node(user).op().map(|op| op.lower), Some(Lower::Map(_)));
+            elementwise && graph.fact(user.output(0)).shape == *space && !rest.contains(&user.output(0))
+        };
+        let maps: Vec<NodeId> = users.into_iter().filter(is_map).collect();
+        rest.extend(maps.into_iter().map(|map| map.output(0)));
+        None
+    })?;
     let sink = *graph.users(max.output(0)).iter().find(|&&user| graph.node(user).op_name() == "Add")?;
     let &[_, log] = &named(graph, sink.output(0), "Add")?[..] else { return None };
     let sum = named(graph, log, "Log")?[0];
     let exp = named(graph, sum, "ReduceSum")?[0];
     let below = named(graph, exp, "Exp")?[0];
     let own = named(graph, below, "Sub")? == [scores, max.output(0)];
-    own.then_some((sink, scores, vec![max, below.node, exp.node, sum.node, log.node]))
+    let mut inner = vec![max, below.node, exp.node, sum.node, log.node];
+    own.then_some(())?;
+    // Where a row may see nothing, its largest score stands for the logarithm of zero.
+    let guarded = match graph.users(sink.output(0))[..] {
+        [guard] => named(graph, guard.output(0), "Where").filter(|of| of[1..] == [max.output(0), sink.output(0)]),
+        _ => None,
+    };
+    let Some(&[hidden, ..]) = guarded.as_deref() else { return Some((sink, scores, inner)) };
+    let guard = graph.users(sink.output(0))[0];
+    let &[top, low] = &named(graph, hidden, "Equal")?[..] else { return None };
+    (top == max.output(0) && all(graph, low, f64::NEG_INFINITY)).then_some(())?;
+    inner.extend([hidden.node, sink]);
+    Some((guard, scores, inner))
 }
 
 /// The operands of the node that makes a value, if the node has this operator.

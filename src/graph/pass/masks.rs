@@ -18,10 +18,10 @@ use crate::tensor::Tensor;
 
 /// A value is computed where it is read if it has so many times the elements of what it is made of.
 const EXPANDS: usize = 8;
-/// The most elements of a constant that is looked at.
-const MOST_LOOKED_AT: usize = 1 << 28;
 /// The fewest bytes of such a value. Its code takes registers, which each thread of a CPU has in memory.
 const LARGE: usize = 1 << 16;
+/// The most elements of a constant that is looked at.
+const MOST_LOOKED_AT: usize = 1 << 28;
 /// The most nodes that are computed in another place, and the most values that they read.
 const MOST_NODES: usize = 12;
 const MOST_READS: usize = 3;

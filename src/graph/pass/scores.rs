@@ -17,7 +17,14 @@ use crate::graph::{Decomposer, Graph};
 use crate::op::{Attr, Attrs, Lower, NodeId, ValueId, build};
 use crate::ops::{BAND, SCORES};
 use crate::shape::{Access, Shape};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// Reads of a kernel that are matrices, and the rows' numbers.
+const MATRICES: usize = 7;
+/// Nodes of a kernel beside the scores' own and those of their gradient.
+const FURTHER_NODES: usize = 8;
+/// The largest number that scores may have beside them, where it could hide a row: a logarithm is held beside it to a hundredth.
+const LOWEST: f64 = 1e5;
 
 /// Rewrites the products that read scores.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
@@ -71,10 +78,11 @@ impl Backward {
     fn of(graph: &Graph, sink: NodeId, found: Found) -> Option<Backward> {
         let mut all =
             Backward { sink, found, maps: HashSet::new(), second: None, sums: Vec::new(), readers: Vec::new() };
-        let own = all.found.nodes.clone();
+        // In order: a plan is the same each time.
+        let own: BTreeSet<NodeId> = all.found.nodes.iter().copied().collect();
         let mut rest: Vec<(ValueId, NodeId)> = Vec::new();
-        let outside = |graph: &Graph, value: ValueId| graph.users(value).into_iter().map(move |user| (value, user));
-        own.iter().filter(|&&node| node != sink).for_each(|&node| rest.extend(outside(graph, node.output(0))));
+        let read_by = |graph: &Graph, value: ValueId| graph.users(value).into_iter().map(move |user| (value, user));
+        own.iter().filter(|&&node| node != sink).for_each(|&node| rest.extend(read_by(graph, node.output(0))));
         rest.retain(|(_, user)| !own.contains(user));
         while let Some((value, user)) = rest.pop() {
             if all.maps.contains(&user) {
@@ -97,7 +105,7 @@ impl Backward {
                     let fits = graph.fact(user.output(0)).shape == *all.space(graph);
                     (fits && !is_indexed && !graph.is_output(user.output(0))).then_some(())?;
                     all.maps.insert(user);
-                    rest.extend(outside(graph, user.output(0)));
+                    rest.extend(read_by(graph, user.output(0)));
                     // What else it reads may be made of the second product alone.
                     for operand in graph.operands(user).into_iter().flatten() {
                         all.reach(graph, operand, &mut rest)?;
@@ -194,7 +202,7 @@ impl Backward {
             (graph.node(node).op_name() == "MatMul").then_some(())?;
             let &[Some(gradient), Some(turned)] = &graph.operands(node)[..] else { return None };
             let values = graph.operands(self.sink)[1]?;
-            let ((a, own), (b, other)) = (read_as(graph, values)?, read_as(graph, turned)?);
+            let ((a, own), (b, other)) = (viewed(graph, values)?, viewed(graph, turned)?);
             let rank = own.shape.len();
             let mut perm: Vec<usize> = (0..rank).collect();
             perm.swap(rank - 2, rank - 1);
@@ -223,20 +231,57 @@ impl Backward {
         !self.readers.is_empty() && closed && summed && !taken
     }
 
-    /// True if kernels of the target compute the products with their scores, and if those of the forward computation become one kernel.
+    /// True if kernels of the target compute all the products with their scores.
     fn suits(&self, graph: &Graph, context: &Context) -> bool {
-        let products = [Some(self.found.attention.products), self.second].into_iter().flatten();
-        let mut columns: Vec<usize> = Vec::new();
-        for product in products {
-            let Some(left) = graph.operands(product)[0] else { return false };
-            columns.extend(graph.fact(left).shape.last());
-        }
-        for reader in &self.readers {
+        let products: Vec<NodeId> = [self.found.attention.products].into_iter().chain(self.second).collect();
+        let dtype = graph.fact(products[0].output(0)).dtype;
+        let columns = |reader: &Reader| {
             let result = &graph.fact(reader.product.output(0)).shape;
-            columns.push(result[result.len() - if reader.right { 2 } else { 1 }]);
+            result[result.len() - if reader.right { 2 } else { 1 }]
+        };
+        let results: Vec<usize> = self.readers.iter().map(columns).collect();
+        let others = self.readers.iter().filter_map(|r| graph.operands(r.product)[usize::from(!r.right)]);
+        let same = others.into_iter().all(|other| graph.fact(other).dtype == dtype);
+        // A kernel has the code of the scores and that of their gradient, at most.
+        let (chain, maps) = (self.chain(graph), self.maps.iter().copied());
+        let nodes: BTreeSet<NodeId> = chain.iter().copied().chain(maps).collect();
+        let read = nodes.iter().flat_map(|&node| graph.operands(node)).flatten();
+        let read: BTreeSet<ValueId> = read.filter(|value| !nodes.contains(&value.node)).collect();
+        let most = MATRICES + read.len() <= group::max_reads(context.target);
+        let small = nodes.len() + FURTHER_NODES <= group::MAX_GROUP_NODES;
+        let hidden = chain.iter().any(|&node| self.may_hide(graph, node));
+        let again = attention::computes_again(graph, &products, &results, context.target);
+        same && small && most && !hidden && again
+    }
+
+    /// The elementwise nodes between the first product and the scores.
+    fn chain(&self, graph: &Graph) -> BTreeSet<NodeId> {
+        let (mut found, mut rest) = (BTreeSet::new(), vec![self.found.attention.scores.node]);
+        while let Some(node) = rest.pop() {
+            let own = self.found.nodes.contains(&node) && node != self.found.attention.products;
+            if own && found.insert(node) {
+                rest.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
+            }
         }
-        let dtype = graph.fact(self.found.attention.products.output(0)).dtype;
-        context.target.computes_scores_again(dtype, &columns)
+        found
+    }
+
+    /// True if a node of the scores may hide all keys of a row by a number that is not minus infinity. The softmax of such a row has weights, but
+    /// one number of `f32` does not hold a logarithm beside a score as low as that.
+    fn may_hide(&self, graph: &Graph, node: NodeId) -> bool {
+        let given = |value: &&ValueId| !self.found.nodes.contains(&value.node) && graph.fact(**value).dtype.is_float();
+        let operands: Vec<ValueId> = graph.operands(node).into_iter().flatten().collect();
+        match (graph.node(node).op_name(), &operands[..]) {
+            (BAND, _) => false,
+            ("Where", &[condition, yes, no]) => [(yes, false), (no, true)].into_iter().any(|(value, shown)| {
+                given(&&value) && rows_of(graph, value, is_low, true) && !shows_all_rows(graph, condition, shown)
+            }),
+            // What is added may be a mask; what multiplies is a scale.
+            ("Add" | "Sub" | "Max" | "Min", all) => {
+                all.iter().filter(given).any(|&value| rows_of(graph, value, is_low, true))
+            }
+            (_, all) => all.iter().filter(given).any(|&value| rows_of(graph, value, is_low, false)),
+        }
     }
 
     fn rewrite(self, graph: &mut Graph, context: &Context) -> Result<()> {
@@ -327,7 +372,13 @@ impl Again<'_> {
         let powers = self.add(self.graph.node(exp).op_name(), &[Some(below)], Attrs::new())?;
         let whole = self.add("ReduceSum", &[Some(powers)], of_sum)?;
         let log = self.add("Log", &[Some(whole)], Attrs::new())?;
-        self.add("Add", &[Some(top), Some(log)], Attrs::new())
+        let log_sum = self.add("Add", &[Some(top), Some(log)], Attrs::new())?;
+        let Some(guard) = backward.found.guard.filter(|guard| self.graph.node(guard.node).op_name() == "Equal") else {
+            return Ok(log_sum);
+        };
+        let low = self.graph.operands(guard.node)[1];
+        let hidden = self.add("Equal", &[Some(top), low], Attrs::new())?;
+        self.add("Where", &[Some(hidden), Some(top), Some(log_sum)], Attrs::new())
     }
 
     /// The sum of a row's results times their gradients.
@@ -364,7 +415,7 @@ impl Again<'_> {
             let powers = self.add("Exp", &[Some(below)], Attrs::new())?;
             self.cast(powers, value)?
         } else if Some(value) == found.guard && self.graph.node(node).op_name() == "Equal" {
-            // The largest score of a row is minus infinity where the sum of its exponentials is zero.
+            // The logarithm is minus infinity for a row whose largest score is: it sees nothing.
             let low = self.graph.operands(node)[1];
             let log_sum = self.log_sum.expect("it is there before guards are computed again");
             let rows = self.turned_if(turned, log_sum)?;
@@ -387,6 +438,39 @@ impl Again<'_> {
         made.insert(value, again);
         Ok(again)
     }
+}
+
+/// The most elements of a constant that is looked at.
+const MOST_LOOKED_AT: usize = 1 << 24;
+
+/// True for a number that is so large that nothing shows beside it. Minus infinity is no such number.
+fn is_low(number: f64) -> bool {
+    number != f64::NEG_INFINITY && number.abs() > LOWEST
+}
+
+/// True if all elements of a row of a constant, along its last axis, are of a kind; `unknown` if the value is none that is at hand.
+fn rows_of(graph: &Graph, value: ValueId, kind: impl Fn(f64) -> bool, unknown: bool) -> bool {
+    let at_hand = graph.as_constant(value).filter(|c| c.is_at_hand() && c.fact.shape.numel() <= MOST_LOOKED_AT);
+    let Some(tensor) = at_hand.and_then(|constant| constant.value().ok()) else { return unknown };
+    let row = graph.fact(value).shape.last().copied().unwrap_or(1).max(1);
+    tensor.to_f64().chunks(row).any(|row| row.iter().all(|&number| kind(number)))
+}
+
+/// True if each row has an element where a condition is `shown`: of a constant that is at hand, or of a band.
+fn shows_all_rows(graph: &Graph, condition: ValueId, shown: bool) -> bool {
+    let node = graph.node(condition.node);
+    let shape = &graph.fact(condition).shape;
+    if node.op_name() != BAND || shape.len() < 2 {
+        return !rows_of(graph, condition, |seen| (seen != 0.0) != shown, true);
+    }
+    let [rows, columns] = [shape[shape.len() - 2] as i64, shape[shape.len() - 1] as i64];
+    let end = |name: &str, other: i64| match node.attrs.get(name) {
+        Some(&Attr::Int(end)) => end,
+        _ => other,
+    };
+    let (from, to) = (end("from", -rows), end("to", columns));
+    let sees = |row: i64| (row + from).max(0) <= (row + to).min(columns - 1);
+    shown && from <= to && sees(0) && sees(rows - 1)
 }
 
 /// A band with rows for columns.
@@ -421,7 +505,7 @@ fn is_transposed(graph: &Graph, node: NodeId) -> bool {
 }
 
 /// The value that a view, perhaps of views, is of, and how it is read.
-fn read_as(graph: &Graph, mut value: ValueId) -> Option<(ValueId, Access)> {
+fn viewed(graph: &Graph, mut value: ValueId) -> Option<(ValueId, Access)> {
     let mut views = Vec::new();
     while graph.is_view(value.node) {
         views.push(value.node);

@@ -6,7 +6,7 @@ use super::scalar::convert;
 use super::vector::{matrix, tile_steps};
 use super::{Dialect, Input, Module, block, kernels};
 use crate::dtype::DType;
-use crate::expr::{Binary, Body, Code};
+use crate::expr::{Binary, Body, Code, Instr};
 use crate::kernel::algorithm::{Cut, Decode, Mma, Regs, Shared, Text, Vec4};
 use crate::kernel::meaning::mismatch;
 use crate::kernel::schedule::attention::{Extents, STEP, tile_width};
@@ -62,14 +62,18 @@ impl Module<'_> {
                 // The powers of what is only scaled take one instruction to prepare.
                 let powers = !matches!(fold, Fold::Plain { .. });
                 let (identity, scale) = (Body::identity(DType::F32), scale(score).filter(|_| powers));
-                let score = if scale.is_some() { &identity } else { score };
+                let score = if scale.is_some() { identity } else { without_quotients(score) };
+                if !powers {
+                    // Scores that are weights are rounded to 16 bits behind it.
+                    self.declarations.push("const auto exp = [](f32 v) { return decay(v); };".into());
+                }
                 self.constant("UNIT", scale.unwrap_or(1.0) * std::f64::consts::LOG2_E, F32);
                 if scale.is_some() {
                     self.flags.push("LINEAR");
                 }
                 let tiles = mma.columns / 8;
                 let pairs = [2 * mma.each * tiles, tiles];
-                self.score_pairs(score, &extents, [mma.rows, mma.teams * mma.columns], pairs)?;
+                self.score_pairs(&score, &extents, [mma.rows, mma.teams * mma.columns], pairs)?;
             }
         }
         let outs: Vec<Var> = extents.space(shape, ["m", "n"]);
@@ -84,14 +88,14 @@ impl Module<'_> {
         Ok(())
     }
 
-    /// The functions `a`, `b` and `c` of queries, keys and values, and those of four neighbours where the cut reads vectors.
+    /// The functions `a`, `b` and `c` of queries, keys and values, `g` and `d` of a second product's operands, and those of four neighbours where the cut reads vectors.
     fn attention_operands(&mut self, extents: &Extents, cut: &Cut) {
         let rank = self.kernel.shape.len();
         for (slot, name, names, inner, axis, flag) in [
             (0, "a", ["m", "k"], ("k", extents.k), rank - 1, "A_WIDE"),
             (1, "b", ["k", "n"], ("k", extents.k), rank - 2, "B_WIDE"),
             (2, "c", ["n", "e"], ("e", extents.e), rank - 1, "C_WIDE"),
-            (3, "z_at", ["m", "k"], ("k", extents.f), rank - 1, "Z_WIDE"),
+            (3, "g", ["m", "k"], ("k", extents.f), rank - 1, "G_WIDE"),
             (4, "d", ["k", "n"], ("k", extents.f), rank - 2, "D_WIDE"),
         ] {
             if slot >= extents.fold.operands() {
@@ -171,6 +175,30 @@ impl Module<'_> {
         self.shared.push(("scores", F32, rows * width));
         self.shared.push(("partial", F32, rows * lanes));
     }
+}
+
+/// The code with products by a reciprocal for quotients by numbers: tensor cores' sums are rounded more than that.
+fn without_quotients(body: &Body) -> Body {
+    let mut body = body.clone();
+    let divides = |instr: &Instr, i: usize| matches!(instr.code, Code::Binary(Binary::Div, a, b) if b as usize == i && a != b && instr.dtype.is_float());
+    for i in 0..body.code.len() {
+        let Code::Const(number) = body.code[i].code else { continue };
+        let mut readers = body.code.iter().filter(|instr| instr.code.operands().any(|o| o as usize == i)).peekable();
+        let reciprocal = 1.0 / number;
+        let holds = reciprocal.is_finite() && (reciprocal as f32).is_normal() && !body.results.contains(&(i as u32));
+        if !holds || readers.peek().is_none() || !readers.all(|instr| divides(instr, i)) {
+            continue;
+        }
+        body.code[i].code = Code::Const(reciprocal);
+        for instr in &mut body.code {
+            if let Code::Binary(Binary::Div, a, b) = instr.code
+                && b as usize == i
+            {
+                instr.code = Code::Binary(Binary::Mul, a, b);
+            }
+        }
+    }
+    body
 }
 
 /// The factor of a score that is its product times a number and nothing more. `None` unless the lowest value times the factor has a power
@@ -338,7 +366,7 @@ impl Module<'_> {
         let (rank, element) = (self.kernel.shape.len(), self.storage[0]);
         self.declarations.push(format!("typedef {} element;", element.name()));
         let fold = extents.fold;
-        for (slot, name, flag) in [(0, "a_wide", "A_WIDE"), (3, "z_wide", "Z_WIDE")] {
+        for (slot, name, flag) in [(0, "a_wide", "A_WIDE"), (3, "g_wide", "G_WIDE")] {
             if (slot == 0 || fold.products() == 2) && self.is_vectorizable(slot, rank - 1, 2) {
                 let (mut body, address) = self.address(slot, &extents.space(&self.access(slot).shape, ["m", "k"]));
                 body.push(format!("return {};", self.read_wide(slot, 2, &address)));
@@ -367,7 +395,8 @@ impl Module<'_> {
         let [b_n, b_k] = steps(1, depth);
         let [d_n, d_k] = if fold.products() == 2 { steps(4, second) } else { [1, 1] };
         let (valued, double) = (fold != Fold::LogSum, fold.products() == 2);
-        let flags = [(valued, "VALUED"), (double, "DOUBLE"), (matches!(fold, Fold::Plain { .. }), "PLAIN")];
+        let plain = matches!(fold, Fold::Plain { .. });
+        let flags = [(valued, "VALUES"), (double, "SECOND"), (plain, "PLAIN"), (fold == Fold::Softmax, "SOFTMAX")];
         self.flags.extend(flags.into_iter().filter_map(|(holds, flag)| holds.then_some(flag)));
         self.ints(&[
             ("ROWS", rows),
@@ -382,8 +411,8 @@ impl Module<'_> {
             ("GROUPS", groups),
             ("B_N_STEP", b_n),
             ("B_K_STEP", b_k),
-            ("VALUES", usize::from(valued)),
-            ("SECOND", usize::from(double)),
+            ("PART_C", if valued { stripe * (width + 8) } else { 0 }),
+            ("PART_D", if double { stripe * (second + 8) } else { 0 }),
             ("K_D", extents.f),
             ("DEPTH_D", second),
             ("D_N_STEP", d_n),

@@ -16,7 +16,7 @@ pub(in crate::kernel) const STEP: usize = 16;
 /// The widest queries and results that tensor cores' registers hold.
 const WIDEST: usize = 256;
 /// The widest of them where scores are no softmax: there may be two products.
-const WIDEST_PLAIN: usize = 128;
+const WIDEST_UNSHARED: usize = 128;
 
 /// Extents of an attention: heads of keys, rows of all queries that share one, columns of queries, rows and columns of values.
 #[derive(Clone, Copy)]
@@ -113,13 +113,15 @@ impl Cut {
         let Extents { k, n, e, m, .. } = problem.extents;
         let power = |n: usize, range: std::ops::RangeInclusive<usize>| n.is_power_of_two() && range.contains(&n);
         let cuda = target.family == Family::Cuda;
-        let some = || rule(![k, n, e].contains(&0), "it has no keys, or no columns");
+        let second = problem.extents.fold.products() == 2;
+        let empty = [k, n, e].contains(&0) || second && problem.extents.f == 0;
+        let some = || rule(!empty, "it has no keys, or no columns");
         let clusters = |cluster: usize| {
             let known = cluster == 1 || cuda && target.compute >= 90 && power(cluster, 2..=8);
             rule(known, "expected a cluster of 1, or of up to 8 workgroups from compute capability 9.0 on")
         };
-        let plain = problem.extents.fold == Fold::Softmax || matches!(self, Cut::Mma(_));
-        rule(plain, "it computes a softmax alone; without tensor cores, scores have to be stored")?;
+        let computes = problem.extents.fold == Fold::Softmax || matches!(self, Cut::Mma(_));
+        rule(computes, "it computes a softmax alone; without tensor cores, scores have to be stored")?;
         match *self {
             Cut::Shared(Shared { rows, columns, lanes }) => {
                 let fits = power(rows, 1..=32) && power(columns, 32..=128) && lanes.is_power_of_two();
@@ -164,7 +166,8 @@ impl Cut {
                 let powers = power(mma.teams, 1..=4) && power(mma.columns, 16..=64);
                 rule(known && powers, "expected rows, warps and stages as it is written for")?;
                 rule(mma.columns * problem.widest() <= 64 * 160, "its keys do not fit in registers")?;
-                let alone = mma.teams * mma.cluster == 1 && mma.each == 1 && problem.widest() <= WIDEST_PLAIN;
+                let alone =
+                    mma.teams * mma.cluster == 1 && (mma.each == 1 || !second) && problem.widest() <= WIDEST_UNSHARED;
                 rule(problem.extents.fold == Fold::Softmax || alone, "expected a team for all keys of a row")
             }
         }
@@ -195,7 +198,7 @@ pub(super) fn best(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool
         return shared();
     }
     if problem.extents.fold != Fold::Softmax {
-        return problem.alone().map_or_else(shared, Cut::Mma);
+        return problem.unshared().map_or_else(shared, Cut::Mma);
     }
     let decode = || problem.decode(own).map(Cut::Decode);
     let cut = match target.family {
@@ -217,10 +220,11 @@ pub(super) fn all(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool)
         return all;
     }
     if problem.extents.fold != Fold::Softmax {
-        let wide = |columns: usize| columns * problem.widest() <= 64 * 160;
-        let alone = SHARES.iter().filter(|share| share.1 == 1).flat_map(|&(rows, each, _, _, stages)| {
+        let fits = |columns: usize| columns * problem.widest() <= 64 * 160;
+        let second = problem.extents.fold.products() == 2;
+        let alone = SHARES.iter().filter(|share| share.1 == 1 || !second).flat_map(|&(rows, each, _, _, stages)| {
             let of = move |columns| Mma { rows, each, teams: 1, columns, stages, cluster: 1 };
-            [64, 32, 16].into_iter().filter(|&columns| wide(columns)).map(of)
+            [64, 32, 16].into_iter().filter(|&columns| fits(columns)).map(of)
         });
         all.extend(alone.map(Cut::Mma));
         return all;
@@ -353,9 +357,9 @@ impl Problem<'_> {
     }
 
     /// How tensor cores compute a row whose scores no other warp has a part of: with as many rows as there are and as occupy the card.
-    fn alone(&self) -> Option<Mma> {
+    fn unshared(&self) -> Option<Mma> {
         let Extents { batch, m, n, .. } = self.extents;
-        if !self.has_tensor_cores() || self.widest() > WIDEST_PLAIN {
+        if !self.has_tensor_cores() || self.widest() > WIDEST_UNSHARED {
             return None;
         }
         let room = self.target.multiprocessors as usize;

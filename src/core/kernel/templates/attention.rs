@@ -17,12 +17,13 @@ pub enum Guard {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fold {
-    /// Values under the row's softmax.
+    /// `[.., m, e]`: the sum of values, weighted by the row's softmax.
     #[default]
     Softmax,
-    /// The logarithm of the sum of the scores' exponentials: one number. There are no values: further operands follow the keys.
+    /// `[.., m, 1]`: the logarithm of the sum of the scores' exponentials. There are no values: further operands are reads from 2 on. On
+    /// tensor cores alone.
     LogSum,
-    /// Values under the scores as they are. On tensor cores alone, as the one before: where scores are stored, other templates do it.
+    /// `[.., m, e]`: the sum of values, weighted by the scores themselves. On tensor cores alone.
     Plain {
         /// True if input 1 of a score is the product of reads\[3\] `[batch.., m, f]` and reads\[4\] `[batch.., f, n]`. Further operands
         /// are inputs from 2 on, and reads from 5 on.
@@ -81,7 +82,8 @@ pub(super) static ATTENTION: TemplateDef = TemplateDef {
         })?;
         kernel.reads_extents(0, &[batch, &[m, d]].concat())?;
         kernel.reads_extents(1, &[batch, &[d, n]].concat())?;
-        let fold = fold_of(&kernel.template);
+        let Template::Attention { fold, guarded, .. } = kernel.template else { mismatch(&kernel.template) };
+        ensure(guarded.is_none() || fold == Fold::Softmax, || "a guard of rows that are no softmax".to_owned())?;
         match fold {
             Fold::LogSum => ensure(e == 1, || format!("expected one number for a row, found {e}"))?,
             Fold::Softmax | Fold::Plain { .. } => kernel.reads_extents(2, &[batch, &[n, e]].concat())?,
@@ -144,7 +146,7 @@ fn attention(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
     let powers: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
     let total: f64 = powers.iter().sum();
     if *fold == Fold::LogSum {
-        return Row { core: vec![if total == 0.0 { f64::NEG_INFINITY } else { top + total.ln() }], ..Row::default() };
+        return Row { core: vec![if top == f64::NEG_INFINITY { top } else { top + total.ln() }], ..Row::default() };
     }
     let weightless = match guarded {
         Some(Guard::Unseen) => scores.iter().all(|&s| s == f64::NEG_INFINITY),
@@ -184,7 +186,7 @@ pub fn band(kernel: &Kernel) -> Option<Band> {
     let rank = kernel.shape.len();
     let (m, n) = (kernel.shape[rank - 2], kernel.reads[1].access.shape[rank - 1]);
     let mut found =
-        Found { body: score, axes: [rank as u32 - 2, rank as u32 - 1], band: Band::default(), others: false };
+        Conditions { body: score, axes: [rank as u32 - 2, rank as u32 - 1], band: Band::default(), others: false };
     let result = *score.results.first()?;
     let plain = matches!(fold, Fold::Plain { .. });
     let lowest = if plain { found.vanishes(result) } else { found.hidden(result) }?;
@@ -201,7 +203,7 @@ pub fn band(kernel: &Kernel) -> Option<Band> {
     (exact && all).then_some(found.band)
 }
 
-struct Found<'a> {
+struct Conditions<'a> {
     body: &'a Body,
     /// Of queries, and of keys.
     axes: [u32; 2],
@@ -210,7 +212,7 @@ struct Found<'a> {
     others: bool,
 }
 
-impl Found<'_> {
+impl Conditions<'_> {
     fn code(&self, i: u32) -> Code {
         self.body.code[i as usize].code
     }
