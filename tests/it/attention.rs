@@ -384,7 +384,7 @@ fn scores_of_a_file_are_a_product() {
     graph.output("y", value);
     for target in [Target::cpu(2), Target::wgpu(), Target::cuda()] {
         let found = folds(&crate::common::planned(&graph, &target));
-        assert_eq!(found, [String::new(); 0], "{}", target.name);
+        assert!(found.is_empty(), "{}: {found:?}", target.name);
     }
 }
 
