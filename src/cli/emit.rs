@@ -182,8 +182,13 @@ impl Emit {
         };
         let names: Vec<_> = programs.iter().map(|(name, _)| name.clone()).collect();
         programs.retain(|(name, _)| name == asked);
-        let names = || Error::usage(format!("--program {asked}: expected one of {}", names.join(", ")));
-        if programs.is_empty() { Err(names()) } else { Ok(programs) }
+        if programs.is_empty() {
+            let named = names.iter().any(|name| !name.is_empty());
+            let expected =
+                if named { format!("one of {}", names.join(", ")) } else { "none: there is one program".into() };
+            return Err(Error::usage(format!("--program {asked}: expected {expected}")));
+        }
+        Ok(programs)
     }
 
     /// An error of one model names its file.

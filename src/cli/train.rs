@@ -130,8 +130,9 @@ pub(super) struct Train {
     /// rows. It changes neither the plan nor its bytes.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Read the loss every N steps, before a checkpoint, and behind each epoch: until then no figure is waited for. A step between whose loss is not
-    /// finite changes no weight, and nobody is told. --log has the steps that are read, with the mean time of those since the last.
+    /// Read the loss every N steps, before a checkpoint, and behind each epoch: until then no figure is waited for. The loss of an epoch is the mean of
+    /// the steps that were read. A step whose loss is not finite changes no weight: if it is not read, the first read step behind it that is not
+    /// finite either is named instead. --log has the steps that are read, counted from 0, with the mean time of those since the last.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     log_every: u64,
     /// Draw the losses over the steps, and the memory of a step, as one HTML file that needs no network.

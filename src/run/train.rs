@@ -139,9 +139,10 @@ impl Training {
         let refuse = |name: &str, expected: &str, found: f64| {
             Err(Error::usage(format!("{name}: expected {expected}, found {found}")))
         };
-        let counts = |name: &str, number: f64| match number.is_finite() && number >= 0.0 {
+        // Steps compute in `f32`.
+        let counts = |name: &str, number: f64| match (number as f32).is_finite() && number >= 0.0 {
             true => Ok(()),
-            false => refuse(name, "a finite number of at least 0", number),
+            false => refuse(name, "a number of at least 0 that is finite in f32", number),
         };
         let share = |name: &str, number: f64| match (0.0..1.0).contains(&number) {
             true => Ok(()),

@@ -123,9 +123,10 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
             if patches || is_direct(&w.access.shape, groups) {
                 return true;
             }
-            // Libraries fill a tile of tensor cores with zeros around a group of few channels. On an H200 with 24 of them, cuDNN 9.14 takes
-            // 1.4 to 8.5 times a rendered kernel's time.
-            if groups > 1 && x.dtype.is_half() && w.access.shape[1].max(outputs) <= FEW_CHANNELS {
+            // Libraries fill a tile of tensor cores with zeros around a group of few channels. On an H200 with 24 of them and 3 x 3 taps,
+            // cuDNN 9.14 takes 1.4 to 8.5 times a rendered kernel's time.
+            let has_taps = window.kernel.iter().any(|&extent| extent > 1);
+            if groups > 1 && has_taps && x.dtype.is_half() && w.access.shape[1].max(outputs) <= FEW_CHANNELS {
                 return true;
             }
             // The gradient of filters has a window as large as an image, with gaps where the convolution has strides, and few results. On an
