@@ -135,6 +135,9 @@ pub struct Target {
     pub multiprocessors: u32,
 }
 
+/// The widest operand of a kernel that computes scores again: registers hold those of two products.
+pub const WIDEST_SCORES: usize = 128;
+
 /// The number of workgroups that fill a GPU, for GPUs that do not report their number of multiprocessors.
 pub const FEW_GROUPS: usize = 128;
 
@@ -408,8 +411,7 @@ impl Target {
     /// True if kernels compute the scores of an attention, of this type and with operands of so many columns, again wherever the backward
     /// computation reads them.
     pub fn computes_scores_again(&self, dtype: DType, columns: &[usize]) -> bool {
-        const WIDEST: usize = 128;
-        let fits = columns.iter().all(|columns| (8..=WIDEST).contains(columns) && columns.is_multiple_of(8));
+        let fits = columns.iter().all(|columns| (8..=WIDEST_SCORES).contains(columns) && columns.is_multiple_of(8));
         self.family == Family::Cuda && self.compute >= 80 && dtype.is_half() && fits
     }
 

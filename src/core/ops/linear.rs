@@ -8,35 +8,15 @@ use crate::shape::{Access, Shape};
 use std::collections::BTreeMap;
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef::new(
+    product(
         "MatMul",
         "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes \
          broadcast",
-        inputs![A B],
-        infer_matmul,
-        Eval::Tensor(eval_matmul),
-        Lower::Template(lower_matmul),
-    )
-    .grad(matmul_grad)
-    .flop(|call| Product::new(call).map_or(0.0, |p| 2.0 * p.batch.numel() as f64 * (p.m * p.k * p.n) as f64))
-    .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
-    .part(part_matmul)
-    .summed(|call| {
-        let (a, b) = (call.shape(0).len(), call.shape(1).len());
-        vec![vec![a.checked_sub(1), Some(b.saturating_sub(2))]]
-    }),
-    OpDef::new(
+    ),
+    product(
         SCORES,
         "MatMul whose result is part of the kernel that reads it: the scores of an attention, computed again for its gradients",
-        inputs![A B],
-        infer_matmul,
-        Eval::Tensor(eval_matmul),
-        Lower::Template(lower_matmul),
-    )
-    .grad(matmul_grad)
-    .flop(|call| Product::new(call).map_or(0.0, |p| 2.0 * p.batch.numel() as f64 * (p.m * p.k * p.n) as f64))
-    .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
-    .part(part_matmul),
+    ),
     OpDef::new(
         "Gemm",
         "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
@@ -51,7 +31,20 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.floats(&[&[2, 3, 3]])),
 ];
 
-/// The product of queries and keys that is never stored, where kernels can do so.
+/// The row of a matrix product.
+const fn product(name: &'static str, doc: &'static str) -> OpDef {
+    OpDef::new(name, doc, inputs![A B], infer_matmul, Eval::Tensor(eval_matmul), Lower::Template(lower_matmul))
+        .grad(matmul_grad)
+        .flop(|call| Product::new(call).map_or(0.0, |p| 2.0 * p.batch.numel() as f64 * (p.m * p.k * p.n) as f64))
+        .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
+        .part(part_matmul)
+        .summed(|call| {
+            let (a, b) = (call.shape(0).len(), call.shape(1).len());
+            vec![vec![a.checked_sub(1), Some(b.saturating_sub(2))]]
+        })
+}
+
+/// A product that the kernel of its reader computes, where it can: `q kᵀ` of an attention, or `dy vᵀ` of its gradient.
 pub const SCORES: &str = "plimsoll.Scores";
 
 /// The largest matrix whose determinant is written out: a row doubles the work.

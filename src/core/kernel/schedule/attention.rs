@@ -7,7 +7,7 @@ use crate::kernel::meaning::mismatch;
 use crate::kernel::product::is_vectorizable;
 use crate::kernel::space::{Space, over};
 use crate::kernel::{Fold, Kernel, Template};
-use crate::target::{FEW_GROUPS, Family, Target};
+use crate::target::{FEW_GROUPS, Family, Target, WIDEST_SCORES};
 
 /// The most sums that an invocation holds, or the most vectors of scores and sums.
 const SUMS: usize = 16;
@@ -15,8 +15,6 @@ const SUMS: usize = 16;
 pub(in crate::kernel) const STEP: usize = 16;
 /// The widest queries and results that tensor cores' registers hold.
 const WIDEST: usize = 256;
-/// The widest of them where scores are no softmax: there may be two products.
-const WIDEST_UNSHARED: usize = 128;
 
 /// Extents of an attention: heads of keys, rows of all queries that share one, columns of queries, rows and columns of values.
 #[derive(Clone, Copy)]
@@ -167,7 +165,7 @@ impl Cut {
                 rule(known && powers, "expected rows, warps and stages as it is written for")?;
                 rule(mma.columns * problem.widest() <= 64 * 160, "its keys do not fit in registers")?;
                 let alone =
-                    mma.teams * mma.cluster == 1 && (mma.each == 1 || !second) && problem.widest() <= WIDEST_UNSHARED;
+                    mma.teams * mma.cluster == 1 && (mma.each == 1 || !second) && problem.widest() <= WIDEST_SCORES;
                 rule(problem.extents.fold == Fold::Softmax || alone, "expected a team for all keys of a row")
             }
         }
@@ -359,7 +357,7 @@ impl Problem<'_> {
     /// How tensor cores compute a row whose scores no other warp has a part of: with as many rows as there are and as occupy the card.
     fn unshared(&self) -> Option<Mma> {
         let Extents { batch, m, n, .. } = self.extents;
-        if !self.has_tensor_cores() || self.widest() > WIDEST_UNSHARED {
+        if !self.has_tensor_cores() || self.widest() > WIDEST_SCORES {
             return None;
         }
         let room = self.target.multiprocessors as usize;

@@ -286,7 +286,7 @@ const MMA: [[usize; 2]; 3] = [[128, 128], [64, 128], [64, 64]];
 
 /// The widest head whose products with others' are mostly results, and the fewest of them that occupy a device.
 pub(super) const HEAD: usize = 64;
-const MANY_HEADS: usize = 64;
+pub(super) const MANY_HEADS: usize = 64;
 
 /// Tiles of `matmul_bytes_mma`.
 const BYTES_MMA: [[usize; 2]; 2] = [[128, 128], [64, 64]];
@@ -359,7 +359,7 @@ fn for_cuda(kernel: &Kernel, p: &Product, target: &Target) -> Option<Tiling> {
     let copies = p.copies_async && target.compute >= 80;
     match p.element {
         DType::F16 | DType::BF16 if p.is_uniform && (suits_tensor_cores([p.m, p.k, p.n]) || is_deep(p)) => {
-            // Of a short inner axis, a result is most of the work: smaller tiles write while others multiply.
+            // Where the inner axis is short, writing the result is most of the work: small tiles write while others multiply.
             if copies && p.k <= HEAD && p.batch >= MANY_HEADS && p.m.min(p.n) > 64 {
                 return Some(Tiling::MmaAsync { tile: [64, 64] });
             }
