@@ -2,7 +2,7 @@
 
 use super::choose;
 use super::conv::{by_patches, is_direct};
-use super::matmul::{EIGHT, FEW_ROWS, HEAD, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
+use super::matmul::{EIGHT, FEW_ROWS, HEAD, MANY_HEADS, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::error::ensure;
 use crate::kernel::algorithm::Schedule;
@@ -115,7 +115,11 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
                 || is_outer(p, target);
             p.m.min(p.n) <= FEW_ROWS as u64 || is_text
         }
-        (Call::Conv(c), Template::ConvTranspose { .. }, ..) => !c.suits_tensor_cores(),
+        (Call::Conv(c), Template::ConvTranspose { window, .. }, ..) => {
+            // Phases of one size are dense products. The library was faster where they differ: windows of 1 and 3 in steps of 2.
+            let even = (0..3).all(|axis| window.kernel[axis].is_multiple_of(window.strides[axis]));
+            even || !c.suits_tensor_cores()
+        }
         (Call::Conv(c), &Template::Conv { groups, ref window, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
             // For patches of few channels, cuDNN has no algorithm for tensor cores.
@@ -185,7 +189,7 @@ fn is_outer(call: &MatMul, target: &Target) -> bool {
         [matrix.leading, matrix.stride, matrix.offset].iter().all(|step| step.is_multiple_of(EIGHT as u64))
     };
     let half = matrices.iter().all(|matrix| matrix.dtype.is_half() && aligned(matrix));
-    let outer = call.k <= HEAD as u64 && call.m.min(call.n) >= SHORT && call.batch >= MANY_PRODUCTS;
+    let outer = call.k <= HEAD as u64 && call.m.min(call.n) >= SHORT && call.batch >= MANY_HEADS as u64;
     half && outer && target.compute >= 80
 }
 
