@@ -27,19 +27,25 @@ use std::collections::HashSet;
 #[derive(Debug)]
 pub(super) struct Found {
     pub attention: Attention,
+    /// All nodes from the first product to the second one, unordered.
+    pub nodes: HashSet<NodeId>,
+}
+
+/// An attention with the parts of its softmax.
+#[derive(Debug)]
+pub(super) struct Spelled {
+    pub found: Found,
     /// The result of the softmax, before it is rounded and guarded.
     pub weights: ValueId,
     /// The exponentials, their sum, the scores less the largest, and the largest.
     pub softmax: [NodeId; 4],
     /// True for rows that a guard hides.
     pub guard: Option<ValueId>,
-    /// All nodes from the first product to the second one, unordered.
-    pub nodes: HashSet<NodeId>,
 }
 
 /// The attention that ends in a node, if it becomes one kernel, even with `more` nodes.
 pub(super) fn as_kernel(graph: &Graph, sink: NodeId, context: &Context, more: usize) -> Option<Found> {
-    let found = ending_in(graph, sink, &context.decisions, false)?;
+    let Spelled { found, .. } = ending_in(graph, sink, &context.decisions, false)?;
     if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target)) {
         return None;
     }
@@ -48,10 +54,11 @@ pub(super) fn as_kernel(graph: &Graph, sink: NodeId, context: &Context, more: us
 }
 
 /// The attention that ends in a node and is trained: the backward computation reads values that it would have to store.
-pub(super) fn trained(graph: &Graph, sink: NodeId, context: &Context) -> Option<Found> {
-    let found = ending_in(graph, sink, &context.decisions, true)?;
+pub(super) fn trained(graph: &Graph, sink: NodeId, context: &Context) -> Option<Spelled> {
+    let spelled = ending_in(graph, sink, &context.decisions, true)?;
+    let found = &spelled.found;
     let small = found.nodes.len() <= MAX_GROUP_NODES && 3 + found.further(graph).len() <= max_reads(context.target);
-    (small && found.is_cheaper(graph, sink, context.target)).then_some(found)
+    (small && found.is_cheaper(graph, sink, context.target)).then_some(spelled)
 }
 
 /// True if kernels of a target compute scores again: those of these products, for results of so many columns.
@@ -106,10 +113,9 @@ pub(super) fn of_scores(graph: &Graph, node: NodeId, target: &Target) -> Option<
         ([_, _], true) => Fold::Plain { second: true },
         _ => return None,
     };
-    let softmax = if let [max, below, exp, sum, ..] = inner[..] { [exp, sum, below, max] } else { [sink; 4] };
     let (first, second) = (products[0], products.get(1).copied());
     let attention = Attention { products: first, scores, second, guarded: None, fold };
-    let found = Found { attention, weights: scores, softmax, guard: None, nodes };
+    let found = Found { attention, nodes };
     let results: Vec<usize> = match fold {
         Fold::LogSum => Vec::new(),
         _ => graph.fact(sink.output(0)).shape.last().copied().into_iter().collect(),
@@ -251,7 +257,7 @@ fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, Vec<Nod
 
 /// The attention that ends in a matrix product, if nothing else reads its intermediate values, or, where it is trained, nothing else that is
 /// forward.
-fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions, is_trained: bool) -> Option<Found> {
+fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions, is_trained: bool) -> Option<Spelled> {
     let &[weights, values] = &named(graph, sink.output(0), "MatMul")?[..] else { return None };
     let Behind { weights, nodes, guarded, compared, guard } = behind(graph, sink, weights, decisions)?;
     let space = &graph.fact(weights).shape;
@@ -309,7 +315,7 @@ fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions, is_trained: boo
     let same_type = scored == multiplied || multiplied.is_half() && scored == DType::F32;
     let attention = Attention { products: products?, scores, second: None, guarded, fold: Fold::Softmax };
     let softmax = [inner[1], inner[2], inner[3], inner[4]];
-    (closed && same_type).then_some(Found { attention, weights, softmax, guard, nodes })
+    (closed && same_type).then_some(Spelled { found: Found { attention, nodes }, weights, softmax, guard })
 }
 
 /// True if a value is a constant whose elements all equal this number.

@@ -10,7 +10,7 @@
 //! A row's sum of `p dp`, which the gradient of a softmax takes, is that of `dy y`: both are sums over `p dy vᵀ`. So no row has to be known as a
 //! whole before its scores are used.
 
-use super::attention::{self, Found};
+use super::attention::{self, Spelled};
 use super::{Context, group};
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
@@ -19,11 +19,11 @@ use crate::ops::{BAND, SCORES};
 use crate::shape::{Access, Shape};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Reads of a kernel that are matrices, and the rows' numbers.
+/// A kernel's reads beside those of its scores: five matrices, and two numbers for each row.
 const MATRICES: usize = 7;
 /// Nodes of a kernel beside the scores' own and those of their gradient.
 const FURTHER_NODES: usize = 8;
-/// The largest number that scores may have beside them, where it could hide a row: a logarithm is held beside it to a hundredth.
+/// A larger number, added to scores or in their place, may hide a row. Beside a smaller one, `f32` holds a logarithm to a hundredth.
 const LOWEST: f64 = 1e5;
 
 /// Rewrites the products that read scores.
@@ -33,8 +33,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     }
     let mut changed = false;
     for sink in graph.order()? {
-        let Some(found) = attention::trained(graph, sink, context) else { continue };
-        let backward = Backward::of(graph, sink, found);
+        let Some(attended) = attention::trained(graph, sink, context) else { continue };
+        let backward = Backward::of(graph, sink, attended);
         let suits = backward.as_ref().is_some_and(|backward| backward.suits(graph, context));
         if !context.decisions.if_valid("scores again", sink, suits) {
             continue;
@@ -63,7 +63,7 @@ struct Reader {
 /// What the backward computation does with an attention's scores.
 struct Backward {
     sink: NodeId,
-    found: Found,
+    attended: Spelled,
     /// Elementwise nodes over the scores.
     maps: HashSet<NodeId>,
     /// The product of the result's gradient and the values.
@@ -75,11 +75,11 @@ struct Backward {
 
 impl Backward {
     /// Everything between the scores and the products that read them; `None` if anything else does.
-    fn of(graph: &Graph, sink: NodeId, found: Found) -> Option<Backward> {
+    fn of(graph: &Graph, sink: NodeId, attended: Spelled) -> Option<Backward> {
         let mut all =
-            Backward { sink, found, maps: HashSet::new(), second: None, sums: Vec::new(), readers: Vec::new() };
+            Backward { sink, attended, maps: HashSet::new(), second: None, sums: Vec::new(), readers: Vec::new() };
         // In order: a plan is the same each time.
-        let own: BTreeSet<NodeId> = all.found.nodes.iter().copied().collect();
+        let own: BTreeSet<NodeId> = all.attended.found.nodes.iter().copied().collect();
         let mut rest: Vec<(ValueId, NodeId)> = Vec::new();
         let read_by = |graph: &Graph, value: ValueId| graph.users(value).into_iter().map(move |user| (value, user));
         own.iter().filter(|&&node| node != sink).for_each(|&node| rest.extend(read_by(graph, node.output(0))));
@@ -119,7 +119,7 @@ impl Backward {
     }
 
     fn space<'g>(&self, graph: &'g Graph) -> &'g Shape {
-        &graph.fact(self.found.weights).shape
+        &graph.fact(self.attended.weights).shape
     }
 
     fn read(&mut self, graph: &Graph, product: NodeId, matrix: ValueId, turned: bool) -> Option<()> {
@@ -149,7 +149,7 @@ impl Backward {
     /// Follows an operand of a map up to the second product, if it is made of that.
     fn reach(&mut self, graph: &Graph, value: ValueId, rest: &mut Vec<(ValueId, NodeId)>) -> Option<()> {
         let node = value.node;
-        let known = self.maps.contains(&node) || self.found.nodes.contains(&node) || self.second == Some(node);
+        let known = self.maps.contains(&node) || self.attended.found.nodes.contains(&node) || self.second == Some(node);
         if known || graph.fact(value).shape != *self.space(graph) || !graph.is_backward(node) {
             return Some(());
         }
@@ -178,10 +178,10 @@ impl Backward {
         let product = graph.operands(node)[0]?;
         (graph.node(product.node).op_name() == "Mul").then_some(())?;
         let &[Some(a), Some(b)] = &graph.operands(product.node)[..] else { return None };
-        let weight = |value: ValueId| uncast(graph, value) == self.found.weights;
+        let weight = |value: ValueId| uncast(graph, value) == self.attended.weights;
         let gradient = if weight(a) { b } else { weight(b).then_some(a)? };
         let mut gradient = uncast(graph, gradient);
-        if let (Some(guard), "Where") = (self.found.guard, graph.node(gradient.node).op_name()) {
+        if let (Some(guard), "Where") = (self.attended.guard, graph.node(gradient.node).op_name()) {
             // Rows without weights have neither a result nor a sum.
             let &[Some(without), Some(_), Some(other)] = &graph.operands(gradient.node)[..] else { return None };
             (without == guard).then_some(())?;
@@ -225,7 +225,7 @@ impl Backward {
         let summed = self.sums.iter().flat_map(|sum| graph.users(sum.output(0))).all(|user| self.maps.contains(&user));
         let closed = values.into_iter().all(|value| !graph.is_output(value) && graph.users(value).iter().all(known));
         // Of the softmax's own values, only its result is computed again.
-        let inner = |value: &ValueId| self.found.softmax.contains(&value.node);
+        let inner = |value: &ValueId| self.attended.softmax.contains(&value.node);
         let operands = self.maps.iter().flat_map(|&map| graph.operands(map)).flatten();
         let taken = operands.chain(self.readers.iter().map(|reader| reader.matrix)).any(|value| inner(&value));
         !self.readers.is_empty() && closed && summed && !taken
@@ -233,7 +233,7 @@ impl Backward {
 
     /// True if kernels of the target compute all the products with their scores.
     fn suits(&self, graph: &Graph, context: &Context) -> bool {
-        let products: Vec<NodeId> = [self.found.attention.products].into_iter().chain(self.second).collect();
+        let products: Vec<NodeId> = [self.attended.found.attention.products].into_iter().chain(self.second).collect();
         let dtype = graph.fact(products[0].output(0)).dtype;
         let columns = |reader: &Reader| {
             let result = &graph.fact(reader.product.output(0)).shape;
@@ -256,9 +256,9 @@ impl Backward {
 
     /// The elementwise nodes between the first product and the scores.
     fn chain(&self, graph: &Graph) -> BTreeSet<NodeId> {
-        let (mut found, mut rest) = (BTreeSet::new(), vec![self.found.attention.scores.node]);
+        let (mut found, mut rest) = (BTreeSet::new(), vec![self.attended.found.attention.scores.node]);
         while let Some(node) = rest.pop() {
-            let own = self.found.nodes.contains(&node) && node != self.found.attention.products;
+            let own = self.attended.found.nodes.contains(&node) && node != self.attended.found.attention.products;
             if own && found.insert(node) {
                 rest.extend(graph.operands(node).into_iter().flatten().map(|value| value.node));
             }
@@ -269,7 +269,8 @@ impl Backward {
     /// True if a node of the scores may hide all keys of a row by a number that is not minus infinity. The softmax of such a row has weights, but
     /// one number of `f32` does not hold a logarithm beside a score as low as that.
     fn may_hide(&self, graph: &Graph, node: NodeId) -> bool {
-        let given = |value: &&ValueId| !self.found.nodes.contains(&value.node) && graph.fact(**value).dtype.is_float();
+        let given =
+            |value: &&ValueId| !self.attended.found.nodes.contains(&value.node) && graph.fact(**value).dtype.is_float();
         let operands: Vec<ValueId> = graph.operands(node).into_iter().flatten().collect();
         match (graph.node(node).op_name(), &operands[..]) {
             (BAND, _) => false,
@@ -362,9 +363,9 @@ impl Again<'_> {
     /// The logarithm of each row's sum of exponentials.
     fn log_sum(&mut self) -> Result<ValueId> {
         let backward = self.backward;
-        let [exp, sum, shifted, max] = backward.found.softmax;
+        let [exp, sum, shifted, max] = backward.attended.softmax;
         let attrs = |graph: &Graph, node: NodeId| graph.node(node).attrs.clone();
-        let scores = self.matrix(backward.found.attention.scores, false, &mut HashMap::new())?;
+        let scores = self.matrix(backward.attended.found.attention.scores, false, &mut HashMap::new())?;
         let scores = self.cast(scores, shifted.output(0))?;
         let (of_max, of_sum) = (attrs(self.graph, max), attrs(self.graph, sum));
         let top = self.add("ReduceMax", &[Some(scores)], of_max)?;
@@ -373,7 +374,8 @@ impl Again<'_> {
         let whole = self.add("ReduceSum", &[Some(powers)], of_sum)?;
         let log = self.add("Log", &[Some(whole)], Attrs::new())?;
         let log_sum = self.add("Add", &[Some(top), Some(log)], Attrs::new())?;
-        let Some(guard) = backward.found.guard.filter(|guard| self.graph.node(guard.node).op_name() == "Equal") else {
+        let Some(guard) = backward.attended.guard.filter(|guard| self.graph.node(guard.node).op_name() == "Equal")
+        else {
             return Ok(log_sum);
         };
         let low = self.graph.operands(guard.node)[1];
@@ -401,20 +403,21 @@ impl Again<'_> {
             return Ok(value);
         }
         let backward = self.backward;
-        let (found, node) = (&backward.found, value.node);
+        let (attended, node) = (&backward.attended, value.node);
+        let found = &attended.found;
         let again = if node == found.attention.products || Some(node) == backward.second {
             let operands = self.graph.operands(node);
             let (a, b) = (operands[0].expect("a left operand"), operands[1].expect("a right operand"));
             let operands = if turned { [self.turned(b)?, self.turned(a)?] } else { [a, b] };
             self.add(SCORES, &operands.map(Some), Attrs::new())?
-        } else if value == found.weights {
+        } else if value == attended.weights {
             let log_sum = self.log_sum.expect("it is there before weights are computed again");
             let scores = self.matrix(found.attention.scores, turned, made)?;
             let (scores, rows) = (self.cast(scores, log_sum)?, self.turned_if(turned, log_sum)?);
             let below = self.add("Sub", &[Some(scores), Some(rows)], Attrs::new())?;
             let powers = self.add("Exp", &[Some(below)], Attrs::new())?;
             self.cast(powers, value)?
-        } else if Some(value) == found.guard && self.graph.node(node).op_name() == "Equal" {
+        } else if Some(value) == attended.guard && self.graph.node(node).op_name() == "Equal" {
             // The logarithm is minus infinity for a row whose largest score is: it sees nothing.
             let low = self.graph.operands(node)[1];
             let log_sum = self.log_sum.expect("it is there before guards are computed again");
