@@ -401,7 +401,7 @@ fn gradients_by_data_are_calls() {
         };
         let own = kernel(8, DType::BF16, true);
         let Some(Call::Conv(call)) = called(&own, &Target::cuda()) else { panic!("{down} by {right}: no call") };
-        assert!(call.backward);
+        assert!(call.backward && call.x.slot == own.reads.len());
         for other in [kernel(8, DType::BF16, false), kernel(8, DType::F32, true), kernel(5, DType::BF16, true)] {
             assert_eq!(called(&other, &Target::cuda()), None, "{:?}", other.reads);
         }
@@ -412,7 +412,7 @@ fn gradients_by_data_are_calls() {
         let mut found = vec![0.0; elements(&own.writes[0].access)];
         let size = |x: &Image| x.dims.iter().map(|&d| d as usize).collect::<Vec<_>>();
         let at = |x: &Image, index: &[usize]| {
-            index.iter().zip(&x.strides).map(|(&i, &s)| i as u64 * s).sum::<u64>() as usize
+            (x.offset + index.iter().zip(&x.strides).map(|(&i, &s)| i as u64 * s).sum::<u64>()) as usize
         };
         for index in indices(&size(&call.y)) {
             for tap in indices(&size(&call.w)[1..]) {
@@ -423,7 +423,8 @@ fn gradients_by_data_are_calls() {
                 }
                 if to.len() == index.len() && to.iter().zip(size(&call.x)).all(|(&i, d)| i < d) {
                     let weight = [&index[1..2], &tap[..]].concat();
-                    found[at(&call.x, &to)] += reads[0][at(&call.y, &index)] * reads[1][at(&call.w, &weight)];
+                    let [y, w] = [&call.y, &call.w].map(|operand| &reads[operand.slot]);
+                    found[at(&call.x, &to)] += y[at(&call.y, &index)] * w[at(&call.w, &weight)];
                 }
             }
         }
