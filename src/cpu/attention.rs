@@ -132,8 +132,8 @@ impl Attention {
         let Cut { n, d, e, .. } = self.cut;
         // SAFETY: there is room for both packed operands, which were checked to span their memory.
         unsafe {
-            pack_b(self.view(args, at, 1, 0), d, 0..n, buffers.keys.as_mut_ptr());
-            pack_b(self.view(args, at, 2, 0), n, 0..e, buffers.values.as_mut_ptr());
+            pack_b(self.isa, self.view(args, at, 1, 0), d, 0..n, buffers.keys.as_mut_ptr());
+            pack_b(self.isa, self.view(args, at, 2, 0), n, 0..e, buffers.values.as_mut_ptr());
         }
     }
 

@@ -9,7 +9,7 @@
 //!
 //! Nothing here allocates. Results do not depend on how the work is split.
 
-use super::gemm::{self, Bytes as Lines, Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View};
+use super::gemm::{self, COPIED, PRODUCED, Bytes as Lines, Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View};
 use super::halves::Halves;
 use super::moves;
 use super::prologue::Bound;
@@ -145,8 +145,12 @@ fn split(conv: &Conv, parts: usize) -> (usize, Grid) {
             let cuts = if planes >= parts { 1 } else { parts.div_ceil(planes.max(1)) };
             (planes, Grid::even(planes, rows, parts.min(planes.max(1)), cuts.min(rows.max(1))))
         }
-        Way::WeightsLeft | Way::WeightsRight | Way::WholeBatch => {
-            let products = if conv.way == Way::WholeBatch { conv.groups } else { conv.batch * conv.groups };
+        Way::WholeBatch => {
+            let products = conv.groups;
+            (products, Grid::packing(m, n, parts.div_ceil(products.max(1)), [COPIED, PRODUCED]))
+        }
+        Way::WeightsLeft | Way::WeightsRight => {
+            let products = conv.batch * conv.groups;
             // Each of several high tiles cuts its patches anew, so threads may as well share the weights, if these are more than the data.
             let has_tiles = conv.bytes.is_some() && m > n && m > 2 * TILE_ROWS;
             let grid = if has_tiles { Grid::of_rows } else { Grid::new };

@@ -38,11 +38,11 @@ mod kernels;
 mod pack;
 mod terms;
 
-pub use grid::Grid;
+pub use grid::{COPIED, Grid, PRODUCED};
 #[cfg(target_arch = "x86_64")]
 pub(super) use pack::interleave_vectors;
 pub use pack::{Bytes, View, pack_a, pack_b};
-pub(super) use pack::{interleave, pack_panel, pack_reversed};
+pub(super) use pack::{interleave, pack_panel, pack_panel_by, pack_reversed};
 
 /// An operand: the left one, `m` by `k`, or the right one, `k` by `n`.
 #[derive(Clone, Copy)]
@@ -371,11 +371,11 @@ impl Gemm<'_> {
                 // The tile beside this one had the same block.
                 _ if is_there => packed,
                 Matrix::Strided(a) => {
-                    pack_a_block(a, rows, k, space.as_mut_ptr());
+                    pack_a_block(isa, a, rows, k, space.as_mut_ptr());
                     packed
                 }
                 Matrix::Changed(a, change) => {
-                    pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
+                    pack_a_block(isa, a, rows.clone(), k.clone(), space.as_mut_ptr());
                     let part = Part { k, lanes: rows, width: PANEL_ROWS, padded: false };
                     change.change(isa, part, space.as_mut_ptr());
                     packed
@@ -461,7 +461,7 @@ impl Gemm<'_> {
 /// As for [`pack_b_block`].
 unsafe fn pack_right(isa: Isa, b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) {
     // SAFETY: guaranteed by the caller.
-    unsafe { if b.cs == 1 { pack_rows(isa, b, k, cols, to) } else { pack_b_block(b, k, cols, to) } }
+    unsafe { if b.cs == 1 { pack_rows(isa, b, k, cols, to) } else { pack_b_block(isa, b, k, cols, to) } }
 }
 
 /// The innermost kernels of an instruction set.

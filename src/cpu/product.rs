@@ -1,7 +1,7 @@
 //! Matrix products: a batch loop around [`Gemm`], with the body as its epilogue.
 
 use super::block::Repr;
-use super::gemm::{Bytes, Elements, Gemm, Grid, Matrix, Out, Tile, View};
+use super::gemm::{Bytes, COPIED, Elements, Gemm, Grid, Matrix, Out, PRODUCED, Tile, View};
 use super::halves::Halves;
 use super::nest::Nest;
 use super::operands::Operands;
@@ -100,7 +100,13 @@ impl MatMul {
         let parts = if slots(kernel).count > 1 { threads } else { 1 };
         // Twice as many parts as threads even out what else the machine does, when they are large.
         let pieces = if parts > 1 && ns > 1e6 { 2 * parts } else { parts };
-        let grid = Grid::new(product.m, product.n, pieces.div_ceil(count.max(1)));
+        let produced = [prologues[0].is_some(), prologues[1].is_some() || weights.is_some() || halves.is_some()];
+        let costs = [0, 1].map(|o| match (produced[o], product.packed[o]) {
+            (true, _) => PRODUCED,
+            (false, true) => 0,
+            (false, false) => COPIED,
+        });
+        let grid = Grid::packing(product.m, product.n, pieces.div_ceil(count.max(1)), costs);
         let items = count * grid.len();
         let workspace = Workspace::new(kernel, threads, pieces.min(items))?;
         Ok(MatMul {

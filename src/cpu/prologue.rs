@@ -144,13 +144,13 @@ impl Bound<'_> {
     ///
     /// # Safety
     /// The operand must be readable there, its part of the scratch memory writable.
-    unsafe fn stage(&self, number: usize, k: Range<usize>, lanes: Range<usize>, step: usize, to: *mut f32) {
+    unsafe fn stage(&self, isa: Isa, number: usize, k: Range<usize>, lanes: Range<usize>, step: usize, to: *mut f32) {
         let Own { depth, lane, .. } = self.prologue.own[number];
         let ptr = self.address(number, k.start, lanes.start).cast_const().cast::<f32>();
         // SAFETY: guaranteed by the caller.
         unsafe {
             if lane != 0 {
-                return pack_panel(View { ptr, rs: lane / 4, cs: depth / 4 }, lanes.len(), k.len(), to, step);
+                return pack_panel(isa, View { ptr, rs: lane / 4, cs: depth / 4 }, lanes.len(), k.len(), to, step);
             }
             for p in 0..k.len() {
                 let value = *ptr.byte_offset(p as isize * depth);
@@ -190,7 +190,7 @@ impl Change for Bound<'_> {
                     for (number, own) in own.iter().enumerate().filter(|(_, own)| own.staged.is_some()) {
                         if own.lane != 0 || collected != step {
                             let to = bases[source(1 + number)].cast();
-                            self.stage(number, these.clone(), lanes.clone(), step, to);
+                            self.stage(isa, number, these.clone(), lanes.clone(), step, to);
                         }
                     }
                     collected = step;

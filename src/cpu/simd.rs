@@ -114,6 +114,70 @@ pub unsafe fn transpose(rows: usize, cols: usize, src: *const f32, src_step: isi
     }
 }
 
+per_isa! {
+    /// As [`transpose`], with the vectors of an instruction set.
+    ///
+    /// # Safety
+    /// As for [`transpose`].
+    pub unsafe fn turn(rows: usize, cols: usize, src: *const f32, src_step: isize, dst: *mut f32, dst_step: usize) => turn_by
+}
+
+/// # Safety
+/// As for [`transpose`], where the CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn turn_by<V: Lanes>(
+    rows: usize,
+    cols: usize,
+    src: *const f32,
+    src_step: isize,
+    dst: *mut f32,
+    dst_step: usize,
+) {
+    let mut done = 0;
+    // SAFETY: every index below is one that the caller vouches for.
+    unsafe {
+        while V::TURNED.min(rows - done) >= 8 {
+            let (from, to) = (src.offset(done as isize * src_step), dst.add(done));
+            done += match V::TURNED.min(rows - done) {
+                16.. => turn_rows::<V, 16>(cols, from, src_step, to, dst_step),
+                12.. => turn_rows::<V, 12>(cols, from, src_step, to, dst_step),
+                _ => turn_rows::<V, 8>(cols, from, src_step, to, dst_step),
+            };
+        }
+        if done < rows {
+            transpose(rows - done, cols, src.offset(done as isize * src_step), src_step, dst.add(done), dst_step);
+        }
+    }
+}
+
+/// Transposes `R` rows. Returns their number.
+///
+/// # Safety
+/// As for [`turn_by`], with `R` rows.
+#[inline(always)]
+unsafe fn turn_rows<V: Lanes, const R: usize>(
+    cols: usize,
+    src: *const f32,
+    src_step: isize,
+    dst: *mut f32,
+    dst_step: usize,
+) -> usize {
+    let whole = cols / 4 * 4;
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        for c in (0..whole).step_by(4) {
+            for (i, column) in V::columns::<R>(src.add(c), src_step).into_iter().enumerate() {
+                let to = dst.add((c + i) * dst_step);
+                if R == V::LEN { column.store(to) } else { column.store_first(to, R) }
+            }
+        }
+        if whole < cols {
+            transpose(R, cols - whole, src.add(whole), src_step, dst.add(whole * dst_step), dst_step);
+        }
+    }
+    R
+}
+
 /// SSE is part of the x86-64 baseline, so this needs no run-time check.
 ///
 /// # Safety
@@ -203,12 +267,19 @@ pub(super) trait Lanes: Copy {
     }
     /// `self * factor + term`, fused where the hardware has it.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
+    /// The most rows of which [`columns`](Self::columns) makes columns; 0 if it makes none.
+    const TURNED: usize = 0;
+    /// Four neighbouring columns of `R` rows, a multiple of four, that are `step` apart.
+    #[inline(always)]
+    unsafe fn columns<const R: usize>(_: *const f32, _: isize) -> [Self; 4] {
+        unreachable!("these vectors turn no rows")
+    }
 }
 
 /// Implements [`Lanes`] with one expression per method.
 macro_rules! lanes {
-    ($name:ident, $len:literal, fma: $fma:expr; $($rest:tt)*) => {
-        lanes! { $name, $len, fma: $fma, column: (*const f32, isize);
+    ($name:ident, $len:literal, fma: $fma:expr $(, turned: $turned:literal)?; $($rest:tt)*) => {
+        lanes! { $name, $len, fma: $fma $(, turned: $turned)?, column: (*const f32, isize);
             fn column<const M: usize>(from: *const f32, step: isize) -> Self::Column { (from, step) }
             fn splat_of(column: Self::Column, i: usize) -> Self {
                 $name::splat(*column.0.wrapping_offset(i as isize * column.1))
@@ -216,10 +287,11 @@ macro_rules! lanes {
             $($rest)*
         }
     };
-    ($name:ident, $len:literal, fma: $fma:expr, column: $column:ty; $(fn $method:ident $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+    ($name:ident, $len:literal, fma: $fma:expr $(, turned: $turned:literal)?, column: $column:ty; $(fn $method:ident $(<const $n:ident: usize>)? ($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
         impl Lanes for $name {
             const LEN: usize = $len;
             const FMA: bool = $fma;
+            $(const TURNED: usize = $turned;)?
             type Column = $column;
             $(
                 #[inline(always)]
@@ -291,7 +363,24 @@ mod x86 {
     }
 
     lanes! {
-        Ymm, 8, fma: true;
+        Ymm, 8, fma: true, turned: 8;
+        fn columns<const R: usize>(from: *const f32, step: isize) -> [Self; 4] {
+            // Halves of a register are transposed apart from each other.
+            let fours = |row: isize| {
+                let half = |i: isize| _mm_loadu_ps(from.wrapping_offset((row + 4 * i) * step));
+                let low = _mm256_castps128_ps256(half(0));
+                if R > 4 { _mm256_insertf128_ps::<1>(low, half(1)) } else { low }
+            };
+            let (a, b, c, d) = (fours(0), fours(1), fours(2), fours(3));
+            let [ab, cd] = [(a, b), (c, d)].map(|(a, b)| [_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)]);
+            let [ab, cd] = [ab, cd].map(|pair| pair.map(|x| _mm256_castps_pd(x)));
+            [
+                Ymm(_mm256_castpd_ps(_mm256_unpacklo_pd(ab[0], cd[0]))),
+                Ymm(_mm256_castpd_ps(_mm256_unpackhi_pd(ab[0], cd[0]))),
+                Ymm(_mm256_castpd_ps(_mm256_unpacklo_pd(ab[1], cd[1]))),
+                Ymm(_mm256_castpd_ps(_mm256_unpackhi_pd(ab[1], cd[1]))),
+            ]
+        }
         fn splat(x: f32) -> Self { Ymm(_mm256_set1_ps(x)) }
         fn load(from: *const f32) -> Self { Ymm(_mm256_loadu_ps(from)) }
         fn load_first(from: *const f32, n: usize) -> Self { Ymm(_mm256_maskload_ps(from, first(n))) }
@@ -348,7 +437,27 @@ mod x86 {
     }
 
     lanes! {
-        Zmm, 16, fma: true;
+        Zmm, 16, fma: true, turned: 16;
+        fn columns<const R: usize>(from: *const f32, step: isize) -> [Self; 4] {
+            // Quarters of a register are transposed apart from each other.
+            let fours = |row: isize| {
+                let part = |i: isize| _mm_loadu_ps(from.wrapping_offset((row + 4 * i) * step));
+                let mut all = _mm512_castps128_ps512(part(0));
+                if R > 4 { all = _mm512_insertf32x4::<1>(all, part(1)) }
+                if R > 8 { all = _mm512_insertf32x4::<2>(all, part(2)) }
+                if R > 12 { all = _mm512_insertf32x4::<3>(all, part(3)) }
+                all
+            };
+            let (a, b, c, d) = (fours(0), fours(1), fours(2), fours(3));
+            let [ab, cd] = [(a, b), (c, d)].map(|(a, b)| [_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)]);
+            let [ab, cd] = [ab, cd].map(|pair| pair.map(|x| _mm512_castps_pd(x)));
+            [
+                Zmm(_mm512_castpd_ps(_mm512_unpacklo_pd(ab[0], cd[0]))),
+                Zmm(_mm512_castpd_ps(_mm512_unpackhi_pd(ab[0], cd[0]))),
+                Zmm(_mm512_castpd_ps(_mm512_unpacklo_pd(ab[1], cd[1]))),
+                Zmm(_mm512_castpd_ps(_mm512_unpackhi_pd(ab[1], cd[1]))),
+            ]
+        }
         fn splat(x: f32) -> Self { Zmm(_mm512_set1_ps(x)) }
         fn load(from: *const f32) -> Self { Zmm(_mm512_loadu_ps(from)) }
         fn load_first(from: *const f32, n: usize) -> Self { Zmm(_mm512_maskz_loadu_ps(mask(n), from)) }
@@ -509,3 +618,25 @@ macro_rules! per_isa {
     };
 }
 pub(super) use per_isa;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_turns_rows() {
+        for isa in Isa::available() {
+            for (rows, cols, step) in (1..35).flat_map(|rows| [0, 1, 3, 4, 9, 17].map(|cols| (rows, cols, rows + 2))) {
+                let src: Vec<f32> = (0..rows * (cols + 1)).map(|i| i as f32).collect();
+                let mut dst = vec![-1.0; cols * step];
+                // SAFETY: both have room for these rows and columns, and for what is between them.
+                unsafe { turn(isa, rows, cols, src.as_ptr(), cols as isize + 1, dst.as_mut_ptr(), step) }
+                for (at, found) in dst.into_iter().enumerate() {
+                    let (c, r) = (at / step, at % step);
+                    let expected = if r < rows { (r * (cols + 1) + c) as f32 } else { -1.0 };
+                    assert_eq!(found, expected, "{}: row {r}, column {c} of {rows} x {cols}", isa.name());
+                }
+            }
+        }
+    }
+}

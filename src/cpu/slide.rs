@@ -127,7 +127,7 @@ impl Sliding {
                 let (to, share) = (workspace(self.packed_at()).cast(), (task, self.tasks(0)));
                 return match self.windowed.slide {
                     Slide::Conv(conv) if self.windowed.flipped => pack_flipped(&conv, from.cast(), to, share),
-                    slide => pack_panels(&slide, from.cast(), to, share),
+                    slide => pack_panels(self.isa, &slide, from.cast(), to, share),
                 };
             }
             let count: usize = self.weights.iter().map(|axis| axis.0).product();
@@ -155,7 +155,7 @@ impl Sliding {
 ///
 /// # Safety
 /// `from` must be readable for the weights, `to` writable for their packed form. No other thread may use the task's panels.
-unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, (task, tasks): (usize, usize)) {
+unsafe fn pack_panels(isa: Isa, slide: &Slide, from: *const f32, to: *mut f32, (task, tasks): (usize, usize)) {
     match slide {
         Slide::Conv(conv) => {
             let outputs = conv.out_channels / conv.groups;
@@ -177,8 +177,8 @@ unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, (task, task
                 unsafe {
                     match conv.way {
                         Way::Depthwise => to.copy_from_nonoverlapping(from, outputs * k),
-                        Way::WeightsLeft => pack_a(View { ptr: from, rs: k as isize, cs: 1 }, lines, k, to),
-                        _ => pack_b(View { ptr: from, rs: 1, cs: k as isize }, k, lines, to),
+                        Way::WeightsLeft => pack_a(isa, View { ptr: from, rs: k as isize, cs: 1 }, lines, k, to),
+                        _ => pack_b(isa, View { ptr: from, rs: 1, cs: k as isize }, k, lines, to),
                     }
                 }
             }
@@ -192,7 +192,7 @@ unsafe fn pack_panels(slide: &Slide, from: *const f32, to: *mut f32, (task, task
                 let ptr = from.wrapping_add((group * inputs * outputs + first) * taps);
                 let to = to.wrapping_add((group * outputs + first) * taps * inputs);
                 // SAFETY: guaranteed by the caller.
-                unsafe { pack_a(View { ptr, rs: 1, cs: (outputs * taps) as isize }, 0..rows, inputs, to) }
+                unsafe { pack_a(isa, View { ptr, rs: 1, cs: (outputs * taps) as isize }, 0..rows, inputs, to) }
             }
         }
         Slide::Pool(_) => {}

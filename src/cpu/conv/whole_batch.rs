@@ -10,9 +10,9 @@
 //! transposed, element by element side by side, and all positions cut their panels out of that.
 
 use super::{Image, Share, Tensors, split};
-use crate::gemm::{Elements, Gemm, Matrix, Out, Produce, Tile, View, pack_panel, pack_reversed};
+use crate::gemm::{Elements, Gemm, Matrix, Out, Produce, Tile, View, pack_panel, pack_panel_by, pack_reversed};
 use crate::moves;
-use crate::simd::{Isa, Lanes, per_isa, transpose};
+use crate::simd::{Isa, Lanes, per_isa, transpose, turn};
 use plimsoll_core::kernel::cpu::conv::{Conv, LANES};
 use plimsoll_core::kernel::cpu::gemm::PANEL_COLS;
 use plimsoll_core::kernel::cpu::window::Window;
@@ -202,7 +202,7 @@ struct Filters {
 unsafe impl Sync for Filters {}
 
 impl Produce for Filters {
-    unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+    unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
         let Filters { ptr, steps, taps, flipped } = *self;
         // Channels that follow one another are packed at once.
         let run = if !flipped && steps[1] == taps as isize { usize::MAX } else { taps };
@@ -218,7 +218,7 @@ impl Produce for Filters {
                 if flipped {
                     pack_reversed(view(taps - tap - count), lanes.len(), count, to, step);
                 } else {
-                    pack_panel(view(tap), lanes.len(), count, to, step);
+                    pack_panel(isa, view(tap), lanes.len(), count, to, step);
                 }
             }
             at += count;
@@ -304,7 +304,7 @@ impl Patches<'_> {
 unsafe impl Sync for Patches<'_> {}
 
 impl Produce for Patches<'_> {
-    unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+    unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
         // Lanes that are missing stay zero.
         let mut lines = [0f32; RUN * PANEL_COLS];
         for start in k.clone().step_by(RUN) {
@@ -326,7 +326,7 @@ impl Produce for Patches<'_> {
             }
             let to = panel.wrapping_add((start - k.start) * step);
             // SAFETY: guaranteed by the caller; `step` lines are at most `PANEL_COLS`.
-            unsafe { transpose(step, k_here.len(), lines.as_ptr(), RUN as isize, to, step) }
+            unsafe { turn(isa, step, k_here.len(), lines.as_ptr(), RUN as isize, to, step) }
         }
     }
 }
@@ -349,7 +349,7 @@ impl Transposed<'_> {
     ///
     /// # Safety
     /// The images must be readable, and the space writable.
-    unsafe fn turn(&self, block: usize, rows: Range<usize>) {
+    unsafe fn turn(&self, isa: Isa, block: usize, rows: Range<usize>) {
         let (Patches { window, image, .. }, height) = (self.patches, self.patches.window.input[1]);
         let width = window.input[2];
         let images = block * LANES..self.conv.batch.min((block + 1) * LANES);
@@ -365,7 +365,7 @@ impl Transposed<'_> {
                 if images.len() < LANES {
                     to.write_bytes(0, count * width * LANES);
                 }
-                pack_panel(view, images.len(), count * width, to, LANES);
+                pack_panel(isa, view, images.len(), count * width, to, LANES);
             }
             row += count;
         }
@@ -373,7 +373,7 @@ impl Transposed<'_> {
 }
 
 impl Produce for Transposed<'_> {
-    unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+    unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
         assert!(lanes.len() == LANES && step == LANES && lanes.start.is_multiple_of(LANES), "a panel is one position");
         let (window, positions) = (self.patches.window, self.patches.positions);
         let (block, position) = (lanes.start / LANES / positions, lanes.start / LANES % positions);
@@ -391,7 +391,7 @@ impl Produce for Transposed<'_> {
                     if images.len() < LANES {
                         to.write_bytes(0, piece.inside.len() * LANES);
                     }
-                    pack_panel(view, images.len(), piece.inside.len(), to, LANES);
+                    pack_panel(isa, view, images.len(), piece.inside.len(), to, LANES);
                 }
             });
             return;
@@ -400,7 +400,7 @@ impl Produce for Transposed<'_> {
         // SAFETY: the rows have room in the space, pieces lie in them, and the caller guarantees the panel.
         unsafe {
             if self.holds.replace(Some((block, k.start))) != Some((block, k.start)) {
-                self.turn(block, rows.clone());
+                self.turn(isa, block, rows.clone());
             }
             let skipped = (rows.start * window.input[2]) as isize;
             let mut filled = 0;
@@ -530,8 +530,8 @@ unsafe fn dots_by_lane_of<L: Lanes>(
             let count = LANES.min(channels - channel);
             // SAFETY: channels and lines that there are, and room for them.
             unsafe {
-                turn_lanes(filter, filters.steps[1], count, &mut filter_lanes[..lines * width * LANES]);
-                turn_lanes(
+                turn_lanes::<L>(filter, filters.steps[1], count, &mut filter_lanes[..lines * width * LANES]);
+                turn_lanes::<L>(
                     plane,
                     image.channel_stride as isize,
                     count,
@@ -594,10 +594,10 @@ unsafe fn add_product<L: Lanes>(sums: &mut [L; LANES / 8], a: *const f32, b: *co
 /// # Safety
 /// The lines must be readable for as many elements as there is room for.
 #[inline(always)]
-unsafe fn turn_lanes(from: *const f32, step: isize, count: usize, to: &mut [f32]) {
+unsafe fn turn_lanes<L: Lanes>(from: *const f32, step: isize, count: usize, to: &mut [f32]) {
     if count < LANES {
         to.fill(0.0);
     }
     // SAFETY: guaranteed by the caller.
-    unsafe { pack_panel(View { ptr: from, rs: step, cs: 1 }, count, to.len() / LANES, to.as_mut_ptr(), LANES) }
+    unsafe { pack_panel_by::<L>(View { ptr: from, rs: step, cs: 1 }, count, to.len() / LANES, to.as_mut_ptr(), LANES) }
 }

@@ -1,6 +1,6 @@
 //! Operands, and their copies in panels.
 
-use crate::simd::{Lanes, per_isa, transpose};
+use crate::simd::{Isa, Lanes, per_isa, turn_by};
 use plimsoll_core::kernel::cpu::gemm::*;
 use std::ops::Range;
 
@@ -33,10 +33,10 @@ impl View {
 ///
 /// # Safety
 /// `a` must be readable at those rows and `k` columns, `packed` writable for [`packed_a_bytes`] and apart from `a`.
-pub unsafe fn pack_a(a: View, rows: Range<usize>, k: usize, packed: *mut f32) {
+pub unsafe fn pack_a(isa: Isa, a: View, rows: Range<usize>, k: usize, packed: *mut f32) {
     assert!(rows.start.is_multiple_of(PANEL_ROWS), "rows of a packed operand start at a panel");
     // SAFETY: panels before `rows.start` are full, so the offset is theirs; the caller guarantees the rest.
-    unsafe { pack_a_block(a, rows.clone(), 0..k, packed.add(rows.start * k)) }
+    unsafe { pack_a_block(isa, a, rows.clone(), 0..k, packed.add(rows.start * k)) }
 }
 
 /// Packs columns `cols` of a `k` by `n` right operand; `packed` is the start of the whole packed matrix, and `cols.start` a multiple of
@@ -44,20 +44,24 @@ pub unsafe fn pack_a(a: View, rows: Range<usize>, k: usize, packed: *mut f32) {
 ///
 /// # Safety
 /// `b` must be readable at those columns and `k` rows, `packed` writable for [`packed_b_bytes`] and apart from `b`.
-pub unsafe fn pack_b(b: View, k: usize, cols: Range<usize>, packed: *mut f32) {
+pub unsafe fn pack_b(isa: Isa, b: View, k: usize, cols: Range<usize>, packed: *mut f32) {
     assert!(cols.start.is_multiple_of(PANEL_COLS), "columns of a packed operand start at a panel");
     // SAFETY: as for `pack_a`.
-    unsafe { pack_b_block(b, 0..k, cols.clone(), packed.add(cols.start * k)) }
+    unsafe { pack_b_block(isa, b, 0..k, cols.clone(), packed.add(cols.start * k)) }
 }
 
 /// # Safety
 /// `a` must be readable in the block, `to` writable for `rows.len() * k.len()` floats.
-pub(super) unsafe fn pack_a_block(a: View, rows: Range<usize>, k: Range<usize>, mut to: *mut f32) {
+pub(super) unsafe fn pack_a_block(isa: Isa, a: View, rows: Range<usize>, k: Range<usize>, mut to: *mut f32) {
+    if a.rs == 1 && rows.len() > PANEL_ROWS {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { pack_columns(isa, a, rows, k, to) };
+    }
     for row in rows.clone().step_by(PANEL_ROWS) {
         let width = (rows.end - row).min(PANEL_ROWS);
         // SAFETY: the panel is `width * k.len()` floats of the destination.
         unsafe {
-            pack_panel(View { ptr: a.at(row, k.start), ..a }, width, k.len(), to, width);
+            pack_panel(isa, View { ptr: a.at(row, k.start), ..a }, width, k.len(), to, width);
             to = to.add(width * k.len());
         }
     }
@@ -65,7 +69,7 @@ pub(super) unsafe fn pack_a_block(a: View, rows: Range<usize>, k: Range<usize>, 
 
 /// # Safety
 /// `b` must be readable in the block, `to` writable for `k.len()` times `cols.len()` rounded up to [`PANEL_COLS`].
-pub(super) unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) {
+pub(super) unsafe fn pack_b_block(isa: Isa, b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) {
     let panel_len = PANEL_COLS * k.len();
     let full = if b.cs == 1 { cols.len() / PANEL_COLS } else { 0 };
     // SAFETY: every panel is `panel_len` floats of the destination, every element inside the block of the source.
@@ -85,7 +89,7 @@ pub(super) unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, 
             if width < PANEL_COLS {
                 to.write_bytes(0, panel_len);
             }
-            pack_panel(View { ptr: b.at(k.start, col), rs: b.cs, cs: b.rs }, width, k.len(), to, PANEL_COLS);
+            pack_panel(isa, View { ptr: b.at(k.start, col), rs: b.cs, cs: b.rs }, width, k.len(), to, PANEL_COLS);
         }
     }
 }
@@ -121,6 +125,37 @@ unsafe fn pack_rows_by<V: Lanes>(b: View, k: Range<usize>, cols: Range<usize>, t
                     V::load_first(from.wrapping_add(lane), rest.saturating_sub(lane).min(V::LEN)).store(to.add(lane));
                 }
             }
+        }
+    }
+}
+
+per_isa! {
+    /// As [`pack_a_block`], of a matrix whose columns' elements follow one another. They are read along their length, across the panels.
+    ///
+    /// # Safety
+    /// As for [`pack_a_block`].
+    unsafe fn pack_columns(a: View, rows: Range<usize>, k: Range<usize>, to: *mut f32) => pack_columns_by
+}
+
+/// # Safety
+/// As for [`pack_columns`], where the CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn pack_columns_by<V: Lanes>(a: View, rows: Range<usize>, k: Range<usize>, to: *mut f32) {
+    let depth = k.len();
+    let (full, rest) = (rows.len() / PANEL_ROWS, rows.len() % PANEL_ROWS);
+    for (p, column) in k.enumerate() {
+        let (mut from, mut panel) = (a.at(rows.start, column), to);
+        // SAFETY: every panel is its lanes times the depth in floats of the destination, every element inside the block of the source.
+        unsafe {
+            for _ in 0..full {
+                let to = panel.add(p * PANEL_ROWS);
+                for lane in (0..PANEL_ROWS).step_by(V::LEN) {
+                    let (from, to, n) = (from.add(lane), to.add(lane), (PANEL_ROWS - lane).min(V::LEN));
+                    if n == V::LEN { V::load(from).store(to) } else { V::load_first(from, n).store_first(to, n) }
+                }
+                (from, panel) = (from.wrapping_add(PANEL_ROWS), panel.wrapping_add(PANEL_ROWS * depth));
+            }
+            panel.wrapping_add(p * rest).copy_from_nonoverlapping(from, rest);
         }
     }
 }
@@ -257,12 +292,18 @@ pub(crate) unsafe fn interleave_vectors([a, b, c, d]: [std::arch::x86_64::__m128
     }
 }
 
-/// `to[p * step + i] = from(i, p)` for `i < width`, `p < k`.
-///
+per_isa! {
+    /// `to[p * step + i] = from(i, p)` for `i < width`, `p < k`.
+    ///
+    /// # Safety
+    /// `from` must be readable at `width` by `k` elements, `to` writable at the elements named above.
+    pub(crate) unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) => pack_panel_by
+}
+
 /// # Safety
-/// `from` must be readable at `width` by `k` elements, `to` writable at the elements named above.
+/// As for [`pack_panel`], where the CPU has the instruction set of `V`.
 #[inline(always)]
-pub(crate) unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
+pub(crate) unsafe fn pack_panel_by<V: Lanes>(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
     // SAFETY: every index is below `width` and `k`.
     unsafe {
         if from.rs == 1 {
@@ -277,7 +318,7 @@ pub(crate) unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32
                 }
             }
         } else if from.cs == 1 {
-            transpose(width, k, from.ptr, from.rs, to, step);
+            turn_by::<V>(width, k, from.ptr, from.rs, to, step);
         } else {
             for p in 0..k {
                 for i in 0..width {

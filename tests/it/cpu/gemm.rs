@@ -70,7 +70,7 @@ fn check(isa: Isa, m: usize, n: usize, k: usize, case: Case) {
     let (a_packed, b_packed) = ((4..8).contains(&case.a), (4..8).contains(&case.b));
     let a_operand = if a_packed {
         // SAFETY: the buffers have the sizes that the functions name.
-        unsafe { pack_a(view_a, 0..m, k, packed_a.as_mut_ptr()) };
+        unsafe { pack_a(isa, view_a, 0..m, k, packed_a.as_mut_ptr()) };
         Matrix::Packed(packed_a.as_ptr())
     } else if case.a >= 8 {
         Matrix::Produced(&produced_a)
@@ -79,7 +79,7 @@ fn check(isa: Isa, m: usize, n: usize, k: usize, case: Case) {
     };
     let b_operand = if b_packed {
         // SAFETY: as above.
-        unsafe { pack_b(view_b, k, 0..n, packed_b.as_mut_ptr()) };
+        unsafe { pack_b(isa, view_b, k, 0..n, packed_b.as_mut_ptr()) };
         Matrix::Packed(packed_b.as_ptr())
     } else if case.b >= 8 {
         Matrix::Produced(&produced)
