@@ -164,6 +164,9 @@ pub struct Libraries {
     pub cublaslt: bool,
     /// Convolutions.
     pub cudnn: bool,
+    /// Attention, by a cuDNN that is recent enough.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attention: bool,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -317,7 +320,7 @@ impl Target {
             threads: 1,
             staging: STAGING,
             reserve: 0,
-            libraries: Libraries { cublaslt: true, cudnn: true },
+            libraries: Libraries { cublaslt: true, cudnn: true, attention: true },
             allow_tf32: false,
             compute: 90,
             multiprocessors: 132,

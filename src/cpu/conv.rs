@@ -9,7 +9,7 @@
 //!
 //! Nothing here allocates. Results do not depend on how the work is split.
 
-use super::gemm::{self, COPIED, PRODUCED, Bytes as Lines, Elements, Gemm, Grid, Matrix, Out, Produce, Tile, View};
+use super::gemm::{self, Bytes as Lines, COPIED, Elements, Gemm, Grid, Matrix, Out, PRODUCED, Produce, Tile, View};
 use super::halves::Halves;
 use super::moves;
 use super::prologue::Bound;

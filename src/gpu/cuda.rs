@@ -54,6 +54,7 @@ use taken::{Process, Taken};
 mod api;
 mod blas;
 mod dnn;
+mod dnn_attention;
 mod find;
 pub mod library;
 mod nccl;
@@ -235,7 +236,9 @@ impl Cuda {
             // SAFETY: the context was retained above, and nothing uses it.
             let _ = unsafe { driver.cuDevicePrimaryCtxRelease_v2(handle) };
         })?;
-        info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some() };
+        // Its own search for a kernel calls cuBLASLt.
+        let attention = lt.is_some() && dnn.as_ref().is_some_and(|dnn| dnn_attention::serves(dnn));
+        info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some(), attention };
         info.target.allow_tf32 = settings.allow_tf32;
         let (compiler, device) = (Arc::new(compiler), handle);
         Cuda::of(Parts {
@@ -889,6 +892,7 @@ impl Drop for Cuda {
             return;
         }
         self.group = None;
+        self.chosen.clear();
         (self.blas, self.cudnn) = (None, None);
         (self.upload, self.download) = (None, None);
         let driver = &self.driver;

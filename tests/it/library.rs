@@ -4,9 +4,9 @@ use crate::kernels::{cases, elements, indices};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
-use plimsoll::internals::kernel::call::{Activation, Call, Conv, Image, MatMul, Matrix, Vector};
+use plimsoll::internals::kernel::call::{Activation, Attention, Call, Conv, Image, MatMul, Matrix, Vector};
 use plimsoll::internals::kernel::meaning::evaluate;
-use plimsoll::internals::kernel::{Kernel, Operand, Template, Window, schedule};
+use plimsoll::internals::kernel::{Fold, Guard, Kernel, Operand, Template, Window, schedule};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::Target;
 
@@ -70,6 +70,29 @@ fn convolution(c: &Conv, buffers: &mut Buffers) {
     }
 }
 
+fn attention(a: &Attention, buffers: &mut Buffers) {
+    let at = |x: &Image, index: [u64; 4]| {
+        (x.offset + index.iter().zip(&x.strides).map(|(i, s)| i * s).sum::<u64>()) as usize
+    };
+    let [batch, heads, rows, columns] = a.q.dims[..] else { panic!("{:?}", a.q) };
+    let (keys, shared) = (a.k.dims[2], heads / a.k.dims[1]);
+    for (b, h, m) in (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |m| (b, h, m)))) {
+        let own = h / shared;
+        let seen = if a.causal { keys.min(m + 1) } else { keys };
+        let score = |n: u64| {
+            let factor =
+                |c: u64| buffers[a.q.slot][at(&a.q, [b, h, m, c])] * buffers[a.k.slot][at(&a.k, [b, own, n, c])];
+            a.scale * (0..columns).map(factor).sum::<f64>()
+        };
+        let powers: Vec<f64> = (0..seen).map(|n| score(n).exp()).collect();
+        let sum: f64 = powers.iter().sum();
+        for e in 0..a.o.dims[3] {
+            let value = |n: u64| powers[n as usize] * buffers[a.v.slot][at(&a.v, [b, own, n, e])];
+            buffers[a.o.slot][at(&a.o, [b, h, m, e])] = (0..seen).map(value).sum::<f64>() / sum;
+        }
+    }
+}
+
 /// The library call by which a kernel is computed, unless a text is faster.
 fn called(kernel: &Kernel, target: &Target) -> Option<Call> {
     schedule::choose(kernel, target, &|_| true).expect("there is an algorithm").call().cloned()
@@ -89,6 +112,7 @@ fn split(kernel: &Kernel, target: &Target, reads: &[Vec<f64>]) -> Option<(Vec<f6
     match &call {
         Call::MatMul(p) => product(p, &mut buffers),
         Call::Conv(c) => convolution(c, &mut buffers),
+        Call::Attention(a) => attention(a, &mut buffers),
     }
     let result = buffers.pop().expect("the result");
     let values = match &split.rest {
@@ -435,6 +459,105 @@ fn gradients_by_data_are_calls() {
             assert!((found - expected).abs() < 1e-9, "{down} by {right}, {index:?}: {found}, expected {expected}");
         }
     }
+}
+
+/// An attention of so many queries and keys: `heads` of keys, each of so many of queries. Operands lie token by token.
+fn attention_of([heads, shared, m, n]: [usize; 4], [d, e]: [usize; 2], score: Expr, dtype: DType) -> Kernel {
+    let (batch, all) = (2, heads * shared);
+    let token = |shape: [usize; 5], heads: usize, turned: bool| {
+        let columns = if turned { shape[3] } else { shape[4] };
+        let (rows, row) = (if turned { shape[4] } else { shape[3] }, (heads * columns) as isize);
+        let [by_head, by_shared] =
+            if heads == all { [(shared * columns) as isize, columns as isize] } else { [columns as isize, 0] };
+        let last = if turned { [1, row] } else { [row, 1] };
+        let access = Access {
+            shape: Shape::new(shape),
+            strides: vec![rows as isize * row, by_head, by_shared, last[0], last[1]],
+            offset: 0,
+        };
+        Operand { dtype, access, packed: false }
+    };
+    Kernel {
+        template: Template::Attention { score: Body::new(&[score]), further: 0, guarded: None, fold: Fold::Softmax },
+        reads: vec![
+            token([batch, heads, shared, m, d], all, false),
+            token([batch, heads, shared, d, n], heads, true),
+            token([batch, heads, shared, n, e], heads, false),
+        ],
+        writes: vec![token([batch, heads, shared, m, e], all, false)],
+        shape: Shape::new([batch, heads, shared, m, e]),
+        body: Body::new(&[Expr::input(0, dtype)]),
+        prologues: Vec::new(),
+        workspace: 0,
+        schedule: Schedule::Open,
+    }
+}
+
+#[test]
+fn attention_is_a_call() {
+    let half = DType::BF16;
+    let core = Expr::input(0, half);
+    let (query, key, low) = (Expr::index(3), Expr::index(4), Expr::lit(f64::NEG_INFINITY, half));
+    let sees = key.le(&query);
+    let of = |score: Expr| attention_of([3, 2, 70, 66], [16, 24], score, half);
+    let scores = [
+        ("plain", core.clone(), 1.0, false),
+        ("scaled", &core * 0.25, 0.25, false),
+        ("divided, in f32", (core.cast(DType::F32) / 8.0).cast(half), 0.125, false),
+        ("causal", sees.select(&(&core * 0.25), &low), 0.25, true),
+        ("causal by a sum", &core * 0.25 + sees.select(&Expr::lit(0.0, half), &low), 0.25, true),
+    ];
+    for (name, score, scale, causal) in scores {
+        let kernel = of(score);
+        let Some(Call::Attention(call)) = called(&kernel, &Target::cuda()) else { panic!("{name}: no call") };
+        assert!((call.scale, call.causal) == (scale, causal) && call.q.dims[1] == 6 && call.k.dims[1] == 3, "{name}");
+        let values = |operand: &Operand, seed: usize| -> Vec<f64> {
+            (0..elements(&operand.access)).map(|i| ((i * 7 + seed * 3) % 11) as f64 * 0.125 - 0.5).collect()
+        };
+        let reads: Vec<_> = kernel.reads.iter().enumerate().map(|(seed, operand)| values(operand, seed)).collect();
+        let (found, ..) = split(&kernel, &Target::cuda(), &reads).expect("it is a call");
+        for (found, expected) in found.iter().zip(&evaluate(&kernel, &reads)[0]) {
+            assert!((found - expected).abs() < 1e-9, "{name}: {found}, expected {expected}");
+        }
+    }
+    // Heads alone, and heads of a batch.
+    for axes in [1, 2] {
+        let mut kernel = attention_of([1, 1, 64, 64], [16, 16], core.clone(), half);
+        let cut = |access: &mut Access| {
+            access.shape = Shape::new(&access.shape[3 - axes..]);
+            access.strides.drain(..3 - axes);
+        };
+        kernel.reads.iter_mut().chain(&mut kernel.writes).for_each(|operand| cut(&mut operand.access));
+        kernel.shape = kernel.writes[0].access.shape.clone();
+        assert!(matches!(called(&kernel, &Target::cuda()), Some(Call::Attention(_))), "{axes} axes");
+    }
+    let refused = |name: &str, kernel: Kernel| assert_eq!(called(&kernel, &Target::cuda()), None, "{name}");
+    let changed = |change: &dyn Fn(&mut Kernel)| {
+        let mut kernel = of(core.clone());
+        change(&mut kernel);
+        kernel
+    };
+    refused("capped", of(core.tanh()));
+    refused("negative", of(&core * -0.5));
+    refused("masked before it is scaled", of(sees.select(&core, &low) * 0.5));
+    refused("a window", of((&query - 3.0).le(&key).and(&sees).select(&core, &low)));
+    refused("hidden by a finite number", of(sees.select(&core, &Expr::lit(-1e9, half))));
+    refused("another condition", of(key.eq(&query).select(&core, &low)));
+    refused("f32", attention_of([3, 2, 70, 66], [16, 24], x(0), DType::F32));
+    refused("columns", attention_of([3, 2, 70, 66], [12, 24], core.clone(), half));
+    refused("wide columns", attention_of([3, 2, 70, 66], [136, 24], core.clone(), half));
+    refused("few queries", attention_of([3, 2, 8, 66], [16, 24], core.clone(), half));
+    refused("an offset", changed(&|kernel| kernel.reads[0].access.offset = 4));
+    refused("rows that start anywhere", changed(&|kernel| kernel.reads[2].access.strides[3] += 1));
+    refused("values read by columns", changed(&|kernel| kernel.reads[2].access.strides.swap(3, 4)));
+    refused("a batch that stands still", changed(&|kernel| kernel.reads[1].access.strides[0] = 0));
+    let guarded = Template::Attention {
+        score: Body::new(&[core.clone()]),
+        further: 0,
+        guarded: Some(Guard::All),
+        fold: Fold::Softmax,
+    };
+    refused("guarded", changed(&|kernel| kernel.template = guarded.clone()));
 }
 
 #[test]

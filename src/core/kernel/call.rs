@@ -12,6 +12,8 @@ pub enum Call {
     MatMul(MatMul),
     /// cuDNN.
     Conv(Conv),
+    /// cuDNN.
+    Attention(Attention),
 }
 
 /// One of a library's algorithms for a call.
@@ -164,6 +166,25 @@ impl Conv {
     }
 }
 
+/// An attention: `o = softmax(scale * q k^T) v`, summed in `f32`. Each operand is `[batch, heads, rows, columns]`; heads of keys and values may be
+/// fewer, each of as many neighbouring ones of queries.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// Queries.
+    pub q: Image,
+    /// Keys.
+    pub k: Image,
+    /// Values.
+    pub v: Image,
+    /// The result.
+    pub o: Image,
+    /// Factor of the scores.
+    pub scale: f64,
+    /// True if a query sees the keys up to its own place alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub causal: bool,
+}
+
 /// A tensor among a launch's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Image {
@@ -189,6 +210,9 @@ const MIB: u64 = 1 << 20;
 /// Bytes within which cuDNN has a fast algorithm for gradients of 16-bit floats by the data.
 const BACKWARD: u64 = 8 * MIB;
 
+/// Bytes that cuDNN's attention notes things in; version 9.19 asks for 256.
+const ATTENTION: u64 = 4 << 10;
+
 /// About four times the multiprocessors of a large device. With fewer tiles, the last turn leaves many of them idle. BERT-base's products
 /// of 192 tiles take 2 % longer on an H200 without a workspace.
 const MANY_TILES: u64 = 512;
@@ -198,7 +222,7 @@ impl Call {
     pub fn library(&self) -> &'static str {
         match self {
             Call::MatMul(_) => "cuBLASLt",
-            Call::Conv(_) => "cuDNN",
+            Call::Conv(_) | Call::Attention(_) => "cuDNN",
         }
     }
 
@@ -207,7 +231,13 @@ impl Call {
         match self {
             Call::MatMul(p) => p.algorithm,
             Call::Conv(c) => c.algorithm,
+            Call::Attention(_) => None,
         }
+    }
+
+    /// True if the library has algorithms for it, from which one can be named.
+    pub fn has_algorithms(&self) -> bool {
+        !matches!(self, Call::Attention(_))
     }
 
     /// The same call by another algorithm.
@@ -215,6 +245,7 @@ impl Call {
         match &mut self {
             Call::MatMul(p) => p.algorithm = algorithm,
             Call::Conv(c) => c.algorithm = algorithm,
+            Call::Attention(_) => {}
         }
         self
     }
@@ -233,6 +264,7 @@ impl Call {
                 let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
                 bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
             }
+            Call::Attention(_) => ATTENTION,
         }
     }
 
@@ -259,6 +291,7 @@ impl Call {
             Call::Conv(c) if c.backward => self.workspace().min(BACKWARD),
             Call::Conv(c) if c.x.dtype.size() == 2 && !c.suits_tensor_cores() => self.workspace(),
             Call::Conv(_) => MIB,
+            Call::Attention(_) => ATTENTION,
         }
     }
 
@@ -266,7 +299,7 @@ impl Call {
     pub fn in_place(&self) -> Option<usize> {
         match self {
             Call::MatMul(p) => p.c.as_ref().map(|c| c.slot),
-            Call::Conv(_) => None,
+            Call::Conv(_) | Call::Attention(_) => None,
         }
     }
 }
@@ -277,6 +310,10 @@ impl fmt::Display for Call {
         let (name, dtype, tf32, adds, bias, activation) = match self {
             Call::MatMul(p) => ("matmul", p.a.dtype, p.tf32, p.c.is_some(), p.bias.is_some(), p.activation),
             Call::Conv(c) if c.backward => ("conv by data", c.x.dtype, c.tf32, false, false, c.activation),
+            Call::Attention(a) => {
+                let causal = if a.causal { " causal" } else { "" };
+                return write!(f, "attention {}{causal}", a.q.dtype);
+            }
             Call::Conv(c) => ("conv", c.x.dtype, c.tf32, c.residual.is_some(), c.bias.is_some(), c.activation),
         };
         write!(f, "{name} {dtype}")?;

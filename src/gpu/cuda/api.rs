@@ -302,6 +302,19 @@ table! {
         fn cudnnCreate(handle: *mut dnn::cudnnHandle_t);
         fn cudnnDestroy(handle: dnn::cudnnHandle_t);
         fn cudnnSetStream(handle: dnn::cudnnHandle_t, stream: CUstream);
+        fn cudnnBackendCreateDescriptor(kind: c_uint, desc: *mut dnn::cudnnBackendDescriptor_t);
+        fn cudnnBackendDestroyDescriptor(desc: dnn::cudnnBackendDescriptor_t);
+        fn cudnnBackendSetAttribute(desc: dnn::cudnnBackendDescriptor_t, name: c_uint, ty: c_uint, count: i64, elements: *const c_void);
+        fn cudnnBackendGetAttribute(
+            desc: dnn::cudnnBackendDescriptor_t,
+            name: c_uint,
+            ty: c_uint,
+            asked: i64,
+            count: *mut i64,
+            elements: *mut c_void,
+        );
+        fn cudnnBackendFinalize(desc: dnn::cudnnBackendDescriptor_t);
+        fn cudnnBackendExecute(handle: dnn::cudnnHandle_t, plan: dnn::cudnnBackendDescriptor_t, pack: dnn::cudnnBackendDescriptor_t);
         fn cudnnCreateTensorDescriptor(desc: *mut dnn::cudnnTensorDescriptor_t);
         fn cudnnSetTensorNdDescriptor(desc: dnn::cudnnTensorDescriptor_t, ty: c_uint, rank: c_int, extents: *const c_int, strides: *const c_int);
         fn cudnnDestroyTensorDescriptor(desc: dnn::cudnnTensorDescriptor_t);

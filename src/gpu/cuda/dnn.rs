@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 /// The library with a handle in the current context, whose work goes to one stream.
 pub(super) struct CudnnHandle {
-    dnn: Arc<Dnn>,
-    handle: dnn::cudnnHandle_t,
+    pub(super) dnn: Arc<Dnn>,
+    pub(super) handle: dnn::cudnnHandle_t,
 }
 
 /// cudnnConvolutionFwdAlgoPerf_t in integers: a newer library may know more codes than the bindings.
@@ -50,12 +50,12 @@ pub(super) struct Convolution {
     workspace: (CUdeviceptr, usize),
 }
 
-fn data_type(dtype: DType) -> Result<u32, String> {
+pub(super) fn data_type(dtype: DType) -> Result<u32, String> {
     Ok(match dtype {
         DType::F32 => dnn::cudnnDataType_t::CUDNN_DATA_FLOAT as u32,
         DType::F16 => dnn::cudnnDataType_t::CUDNN_DATA_HALF as u32,
         DType::BF16 => dnn::cudnnDataType_t::CUDNN_DATA_BFLOAT16 as u32,
-        other => return Err(format!("no convolutions of {other}")),
+        other => return Err(format!("cuDNN is not asked for {other}")),
     })
 }
 

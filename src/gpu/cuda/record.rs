@@ -3,6 +3,7 @@
 use super::api::{Driver, Refusal};
 use super::blas::{Algorithm, Blas, Product};
 use super::dnn::{Convolution, CudnnHandle};
+use super::dnn_attention::{Attended, Plan};
 use super::nccl::Meeting;
 use super::{Cuda, failed};
 use crate::bound::{Texts, bind};
@@ -20,6 +21,7 @@ use plimsoll_core::kernel::render::Source;
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +37,7 @@ pub(super) enum Step {
     },
     Product(Product),
     Convolution(Convolution),
+    Attention(Attended),
     Meeting(Meeting),
     /// A kernel without elements.
     Nothing,
@@ -70,10 +73,11 @@ struct Turn {
 const MOST_APART: usize = 8192;
 
 /// An algorithm that was chosen for a kernel's call.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Chosen {
     product: Option<Algorithm>,
     convolution: Option<u32>,
+    attention: Option<Rc<Plan>>,
 }
 
 /// The form of a launch before its kernel's text is compiled.
@@ -288,7 +292,8 @@ impl Cuda {
         };
         let (numbers, steps): (Vec<usize>, Vec<Step>) = run.into_iter().map(|piece| (piece.number, piece.step)).unzip();
         // A graph spares the host what a library does before it launches.
-        let is_called = steps.iter().any(|step| matches!(step, Step::Product(_) | Step::Convolution(_)));
+        let is_called =
+            steps.iter().any(|step| matches!(step, Step::Product(_) | Step::Convolution(_) | Step::Attention(_)));
         let graph = if steps.len() > 1 || is_called { Some(self.capture(&steps, &order)?) } else { None };
         Ok((!steps.is_empty()).then_some(Part::Steps { numbers, steps, graph }))
     }
@@ -368,6 +373,7 @@ impl Cuda {
             Step::Kernel { function, groups, size, shared, pointers } => (*function, *groups, *size, *shared, pointers),
             Step::Product(product) => return product.launch(stream),
             Step::Convolution(convolution) => return convolution.launch(stream),
+            Step::Attention(attention) => return attention.launch(stream),
             Step::Meeting(meeting) => return meeting.launch(&self.driver, stream),
             Step::Nothing => return Ok(()),
         };
@@ -579,7 +585,7 @@ impl Cuda {
         pointers: &[CUdeviceptr],
         workspace: (CUdeviceptr, u64),
     ) -> Result<Step> {
-        let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
+        let mut chosen = self.chosen.get(&id).cloned().unwrap_or_default();
         let handles = (self.blas.is_some(), self.cudnn.is_some());
         self.measure(None);
         let step = match call {
@@ -591,6 +597,12 @@ impl Cuda {
                     |handle| {
                         handle.prepare(convolution, pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
                     },
+                )
+            }
+            Call::Attention(attention) => {
+                let stream = self.stream;
+                opened(&mut self.cudnn, &mut self.dnn, call.library(), |dnn| CudnnHandle::new(dnn, stream)).and_then(
+                    |handle| handle.attend(attention, pointers, workspace, &mut chosen.attention).map(Step::Attention),
                 )
             }
         };

@@ -25,6 +25,11 @@ pub(super) struct Abilities<'a> {
     pub bias: &'a dyn Fn(&Operand) -> bool,
 }
 
+/// The instruction of a body that is the core value, if it is of the type that is written.
+pub(super) fn core_alone(kernel: &Kernel) -> Option<u32> {
+    Epilogue::none(kernel).map(|epilogue| epilogue.end)
+}
+
 impl Epilogue {
     /// Takes nothing of the body along: the core value alone. `None` when it is not of the type that is written.
     pub fn none(kernel: &Kernel) -> Option<Epilogue> {

@@ -8,14 +8,16 @@
 //! ```
 
 pub use super::call::*;
-use super::{Kernel, Template};
+use super::{Fold, Kernel, Template};
 use crate::dtype::DType;
 use crate::target::{Family, Target};
 
+mod attention;
 mod conv;
 mod epilogue;
 mod matmul;
 
+use epilogue::core_alone;
 pub use epilogue::part;
 
 fn vector(kernel: &Kernel, slot: usize) -> Option<Vector> {
@@ -39,6 +41,9 @@ pub fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
         Template::Conv { groups, window, .. } if target.libraries.cudnn => conv::call(kernel, *groups, window, target),
         Template::ConvTranspose { groups, window } if target.libraries.cudnn => {
             conv::gradient(kernel, *groups, window, target)
+        }
+        Template::Attention { score, further: 0, guarded, fold: Fold::Softmax } if target.libraries.attention => {
+            attention::call(kernel, score, *guarded, target).and_then(|call| Some((call, core_alone(kernel)?)))
         }
         _ => None,
     };

@@ -72,6 +72,9 @@ impl Split {
     /// The library's algorithms that may be worth a try: the first ones within the workspace that it wants, and within the most that
     /// it can use.
     pub fn algorithms(&self) -> Vec<LibraryAlgorithm> {
+        if !self.library.has_algorithms() {
+            return Vec::new();
+        }
         let (least, most) = (self.library.wanted_workspace(), self.library.workspace());
         let within = |workspace: u64| (0..RANKS).map(move |rank| LibraryAlgorithm { rank, workspace });
         // The call without a named algorithm is the first within the workspace that it wants, if it gets that.
@@ -96,6 +99,7 @@ impl Split {
 /// The first rule that the algorithm breaks.
 pub(super) fn check_algorithm(plain: &Call, algorithm: LibraryAlgorithm) -> Result<(), String> {
     let LibraryAlgorithm { rank, workspace } = algorithm;
+    ensure(plain.has_algorithms(), || format!("{} has no list of algorithms for it", plain.library()))?;
     ensure(rank < RANKS, || format!("expected one of the library's first {RANKS} algorithms, found rank {rank}"))?;
     let most = plain.workspace();
     ensure(workspace <= most, || format!("expected at most {most} bytes of workspace, found {workspace}"))
@@ -147,6 +151,8 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
             let few = unfolds(outputs, depth) && tiles < target.multiprocessors as usize;
             few && !on_tensor_cores(x.dtype, target)
         }
+        // Few queries are limited by reading keys and values, which the workgroups of a text share.
+        (Call::Attention(a), ..) => a.q.dims[2] < QUERIES,
         _ => false,
     }
 }
@@ -211,6 +217,8 @@ const SHORT: u64 = 128;
 const MANY_PRODUCTS: u64 = 64;
 /// With more columns than this, warps have something to do.
 const WARP_ROWS: u64 = 16;
+/// Queries from which on cuDNN computes an attention.
+const QUERIES: u64 = 64;
 /// Rows and columns of a tile of an f32 convolution.
 const TILE: usize = 64;
 /// The most elements of a window that libraries are fast for.

@@ -185,8 +185,7 @@ pub fn band(kernel: &Kernel) -> Option<Band> {
     let Template::Attention { score, fold, .. } = &kernel.template else { return None };
     let rank = kernel.shape.len();
     let (m, n) = (kernel.shape[rank - 2], kernel.reads[1].access.shape[rank - 1]);
-    let mut found =
-        Conditions { body: score, axes: [rank as u32 - 2, rank as u32 - 1], band: Band::default(), others: false };
+    let mut found = Conditions::new(score, rank);
     let result = *score.results.first()?;
     let plain = matches!(fold, Fold::Plain { .. });
     let lowest = if plain { found.vanishes(result) } else { found.hidden(result) }?;
@@ -203,6 +202,13 @@ pub fn band(kernel: &Kernel) -> Option<Band> {
     (exact && all).then_some(found.band)
 }
 
+/// The factor of scores that are products times one positive number, and the band that hides the others, if that is all that they are.
+pub fn scaled(score: &Body, rank: usize) -> Option<(f64, Band)> {
+    let mut found = Conditions::new(score, rank);
+    let scale = found.scaled(*score.results.first()?)?;
+    (!found.others && scale.is_finite() && scale > 0.0).then_some((scale, found.band))
+}
+
 struct Conditions<'a> {
     body: &'a Body,
     /// Of queries, and of keys.
@@ -212,14 +218,20 @@ struct Conditions<'a> {
     others: bool,
 }
 
-impl Conditions<'_> {
+/// What is hidden by at most this number weighs nothing.
+const LOWEST: f64 = -1e37;
+
+impl<'a> Conditions<'a> {
+    fn new(body: &'a Body, rank: usize) -> Conditions<'a> {
+        Conditions { body, axes: [rank as u32 - 2, rank as u32 - 1], band: Band::default(), others: false }
+    }
+
     fn code(&self, i: u32) -> Code {
         self.body.code[i as usize].code
     }
 
     /// The value of what a score's conditions hide, if it has any, and it weighs nothing.
     fn hidden(&mut self, i: u32) -> Option<f64> {
-        const LOWEST: f64 = -1e37;
         match self.code(i) {
             Code::Cast(from) => self.hidden(from),
             Code::Select(condition, shown, hidden) => {
@@ -241,6 +253,48 @@ impl Conditions<'_> {
                 let mask = [a, b].into_iter().find(|&i| is_plain(i))?;
                 self.hidden(mask)
             }
+            _ => None,
+        }
+    }
+
+    /// The factor of the product, if a score is nothing else but conditions. Those stand behind the factor.
+    fn scaled(&mut self, i: u32) -> Option<f64> {
+        let constant = |i: u32| if let Code::Const(number) = self.code(i) { Some(number) } else { None };
+        match self.code(i) {
+            Code::Select(condition, shown, hidden) if constant(hidden).is_some_and(|low| low <= LOWEST) => {
+                self.condition(condition);
+                self.scaled(shown)
+            }
+            // A sum of a score and what is hidden.
+            Code::Binary(Binary::Add, a, b) => {
+                let hides = |i: u32| match self.code(i) {
+                    Code::Select(condition, shown, hidden) => {
+                        let low = constant(hidden).is_some_and(|low| low <= LOWEST);
+                        (low && constant(shown) == Some(0.0)).then_some(condition)
+                    }
+                    _ => None,
+                };
+                let (condition, score) = hides(a).map(|c| (c, b)).or_else(|| hides(b).map(|c| (c, a)))?;
+                self.condition(condition);
+                self.scaled(score)
+            }
+            Code::Cast(from) if self.body.code[i as usize].dtype.is_float() => self.scaled(from),
+            _ => self.factor(i),
+        }
+    }
+
+    /// The number that the product is times.
+    fn factor(&self, i: u32) -> Option<f64> {
+        let constant = |i: u32| if let Code::Const(number) = self.code(i) { Some(number) } else { None };
+        match self.code(i) {
+            Code::Input(0) => Some(1.0),
+            Code::Cast(from) if self.body.code[i as usize].dtype.is_float() => self.factor(from),
+            Code::Binary(Binary::Mul, a, b) => match (constant(a), constant(b)) {
+                (Some(by), None) => Some(by * self.factor(b)?),
+                (None, Some(by)) => Some(by * self.factor(a)?),
+                _ => None,
+            },
+            Code::Binary(Binary::Div, a, b) => Some(self.factor(a)? / constant(b)?),
             _ => None,
         }
     }

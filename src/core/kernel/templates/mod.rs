@@ -30,7 +30,7 @@ mod scatter;
 mod sort;
 mod window;
 
-pub use attention::{Band, Fold, Guard, band};
+pub use attention::{Band, Fold, Guard, band, scaled};
 pub use collective::{Collective, Exchange};
 pub use matmul::MOST_TERMS;
 pub use packed::{Packing, ZeroPoints};
