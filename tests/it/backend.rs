@@ -25,6 +25,16 @@ fn scheduled(kernel: &Kernel, target: &Target) -> Kernel {
 /// Runs one case in an arena and a segment of constants. Returns its failure.
 fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: SegmentId) -> Result<(), String> {
     let kernel = stored(&case.kernel, backend.target());
+    run_by(backend, case, kernel, [arena, constants])
+}
+
+/// The same by the schedule that the kernel has.
+fn run_by(
+    backend: &mut dyn Backend,
+    case: &Case,
+    kernel: Kernel,
+    [arena, constants]: [SegmentId; 2],
+) -> Result<(), String> {
     let fail = |e: plimsoll::internals::error::Error| e.to_string();
     let mut free = [0u64; 2];
     let mut place = |constant: bool, bytes: u64| {
@@ -133,12 +143,14 @@ fn every_case_agrees_on_cuda() {
 #[cfg(feature = "wgpu")]
 mod wgpu {
     use super::*;
+    use crate::kernels::many_patches;
     use ::wgpu::naga;
     use plimsoll::internals::backend::RecordId;
     use plimsoll::internals::backend::wgpu::Wgpu;
     use plimsoll::internals::dtype::DType;
     use plimsoll::internals::expr::{Body, Expr};
     use plimsoll::internals::kernel::Template;
+    use plimsoll::internals::kernel::algorithm::{Text, Tiling};
     use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
     use plimsoll::internals::shape::{Access, Shape};
     use std::collections::BTreeSet;
@@ -200,6 +212,49 @@ mod wgpu {
             let attends = |case: &Case| matches!(case.kernel.template, Template::Attention { .. });
             let all: Vec<Case> = cases().into_iter().chain(infinite().into_iter().filter(attends)).collect();
             run_all(&mut wgpu, &all);
+        }
+    }
+
+    /// Every schedule of a kind, over the cases that have it. Returns the texts.
+    fn all_agree(cases: Vec<Case>, is_tried: impl Fn(&Schedule) -> bool) -> Vec<String> {
+        let Some(mut wgpu) = device() else { return Vec::new() };
+        let target = wgpu.target().clone();
+        stage(&mut wgpu, 64 << 10);
+        let segments = [(); 2].map(|()| wgpu.alloc(16 << 20, Memory::Device).expect("the device has 16 MiB"));
+        let (mut texts, mut wrong) = (Vec::new(), Vec::new());
+        for case in cases.iter().filter(|case| case.is_supported(&target)) {
+            let kernel = stored(&case.kernel, &target);
+            for schedule in schedule::candidates(&kernel, &target, &|_| true).into_iter().filter(|s| is_tried(s)) {
+                let kernel = Kernel { schedule, ..kernel.clone() };
+                let text =
+                    render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Wgsl).expect("it is rendered");
+                texts.push(text.text);
+                let words = kernel.schedule.to_string();
+                wrong.extend(
+                    run_by(&mut wgpu, case, kernel, segments).err().map(|e| format!("{}, {words}: {e}", case.name)),
+                );
+            }
+        }
+        assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+        eprintln!("{} texts", texts.len());
+        texts
+    }
+
+    /// Large tiles of products whose operands lie four at a time, along the inner axis and across it.
+    #[test]
+    fn large_tiles_of_vectors_agree() {
+        let is_tried = |schedule: &Schedule| {
+            let (Schedule::Text(Text::Matmul { tiling, .. }) | Schedule::Text(Text::Conv { tiling, .. })) = schedule
+            else {
+                return false;
+            };
+            matches!(tiling, Tiling::LargeVec4 { .. })
+        };
+        let mut cases = [variants::products(), many_patches()].concat();
+        cases.retain(|case| case.kernel.shape.numel() < 100_000);
+        let texts = all_agree(cases, is_tried);
+        for form in ["a_fours(", "b_fours(", "a_block(", "b_block(", "STEP: i32 = 16", "STEP: i32 = 32"] {
+            assert!(texts.is_empty() || texts.iter().any(|text| text.contains(form)), "no case reads {form}");
         }
     }
 
