@@ -122,7 +122,7 @@ impl Wgpu {
     /// A backend over a device that the host program owns, which keeps its own error handlers. When such a device is lost, the next
     /// [`write`](Backend::write) or [`read`](Backend::read) fails; calls in between have no effect.
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Wgpu {
-        let adapter = describe(&device.adapter_info(), &device.limits());
+        let adapter = describe(&device.adapter_info(), &device.limits(), device.features());
         Wgpu::assemble(Gpu::lent(device, queue), adapter, false)
     }
 

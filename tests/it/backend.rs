@@ -150,7 +150,7 @@ mod wgpu {
     use plimsoll::internals::dtype::DType;
     use plimsoll::internals::expr::{Body, Expr};
     use plimsoll::internals::kernel::Template;
-    use plimsoll::internals::kernel::algorithm::{Text, Tiling};
+    use plimsoll::internals::kernel::algorithm::{Rows, Text, Tiling};
     use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
     use plimsoll::internals::shape::{Access, Shape};
     use std::collections::BTreeSet;
@@ -175,7 +175,8 @@ mod wgpu {
         let mut small = Target::wgpu();
         (small.max_workgroup, small.max_groups) = (64, 40);
         let mut reached = BTreeSet::new();
-        for target in [Target::wgpu(), small] {
+        let with_subgroups = Target { subgroups: true, ..Target::wgpu() };
+        for target in [Target::wgpu(), small, with_subgroups] {
             for case in cases() {
                 let kernel = stored(&case.kernel, &target);
                 let source = render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Wgsl);
@@ -188,7 +189,7 @@ mod wgpu {
                 let module = naga::front::wgsl::parse_str(&source.text)
                     .unwrap_or_else(|e| panic!("{}: {}\n{}", case.name, e.emit_to_string(&source.text), source.text));
                 let flags = naga::valid::ValidationFlags::all();
-                naga::valid::Validator::new(flags, naga::valid::Capabilities::empty())
+                naga::valid::Validator::new(flags, naga::valid::Capabilities::SUBGROUP)
                     .validate(&module)
                     .unwrap_or_else(|e| panic!("{}: {}", case.name, e.emit_to_string(&source.text)));
                 let shared: u32 = module
@@ -215,8 +216,8 @@ mod wgpu {
         }
     }
 
-    /// Every schedule of a kind, over the cases that have it. Returns the texts.
-    fn all_agree(cases: Vec<Case>, is_tried: impl Fn(&Schedule) -> bool) -> Vec<String> {
+    /// Some schedules of each case. Returns the texts.
+    fn all_agree(cases: Vec<Case>, tried: impl Fn(&Kernel, &Target) -> Vec<Schedule>) -> Vec<String> {
         let Some(mut wgpu) = device() else { return Vec::new() };
         let target = wgpu.target().clone();
         stage(&mut wgpu, 64 << 10);
@@ -224,7 +225,7 @@ mod wgpu {
         let (mut texts, mut wrong) = (Vec::new(), Vec::new());
         for case in cases.iter().filter(|case| case.is_supported(&target)) {
             let kernel = stored(&case.kernel, &target);
-            for schedule in schedule::candidates(&kernel, &target, &|_| true).into_iter().filter(|s| is_tried(s)) {
+            for schedule in tried(&kernel, &target) {
                 let kernel = Kernel { schedule, ..kernel.clone() };
                 let text =
                     render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Wgsl).expect("it is rendered");
@@ -243,19 +244,53 @@ mod wgpu {
     /// Large tiles of products whose operands lie four at a time, along the inner axis and across it.
     #[test]
     fn large_tiles_of_vectors_agree() {
-        let is_tried = |schedule: &Schedule| {
-            let (Schedule::Text(Text::Matmul { tiling, .. }) | Schedule::Text(Text::Conv { tiling, .. })) = schedule
-            else {
-                return false;
-            };
-            matches!(tiling, Tiling::LargeVec4 { .. })
+        let is_tried = |schedule: &Schedule| match schedule {
+            Schedule::Text(Text::Matmul { tiling, .. } | Text::Conv { tiling, .. }) => {
+                matches!(tiling, Tiling::LargeVec4 { .. })
+            }
+            _ => false,
+        };
+        let tried = |kernel: &Kernel, target: &Target| {
+            schedule::candidates(kernel, target, &|_| true).into_iter().filter(is_tried).collect()
         };
         let mut cases = [variants::products(), many_patches()].concat();
         cases.retain(|case| case.kernel.shape.numel() < 100_000);
-        let texts = all_agree(cases, is_tried);
+        let texts = all_agree(cases, tried);
         for form in ["a_fours(", "b_fours(", "a_block(", "b_block(", "STEP: i32 = 16", "STEP: i32 = 32"] {
             assert!(texts.is_empty() || texts.iter().any(|text| text.contains(form)), "no case reads {form}");
         }
+    }
+
+    /// Rows whose lanes meet within subgroups first, in every size. Those of two lanes are no whole subgroup, and meet as they would without.
+    #[test]
+    fn rows_in_subgroups_agree() {
+        let Some(wgpu) = device() else { return };
+        let mut cases = [cases(), unordered()].concat();
+        cases.retain(|case| wgpu.target().subgroups && matches!(case.kernel.template, Template::Row { .. }));
+        let of = |lanes| Rows::Lanes { lanes, rows: 1, along_row: true, subgroups: true };
+        let tried =
+            |_: &Kernel, _: &Target| [2, 32, 64, 128, 256].map(|lanes| Schedule::Text(Text::Rows(of(lanes)))).into();
+        let texts = all_agree(cases, tried);
+        assert_eq!(wgpu.target().subgroups, texts.len() > 100, "{} texts", texts.len());
+        assert!(texts.iter().all(|text| text.is_empty() || text.contains("subgroupShuffleXor")));
+    }
+
+    /// Plans for devices with subgroups are refused on others.
+    #[test]
+    fn subgroups_are_the_targets() {
+        let with = Target { subgroups: true, ..Target::wgpu() };
+        let case = cases().into_iter().find(|case| case.name == "softmax 7x1000").expect("it is one of the cases");
+        let kernel = scheduled(&case.kernel, &with);
+        let Schedule::Text(Text::Rows(Rows::Lanes { rows: 1, lanes: 256, subgroups: true, .. })) = kernel.schedule
+        else {
+            panic!("{}", kernel.schedule)
+        };
+        assert!(schedule::check(&kernel, &with).is_ok());
+        let refused = schedule::check(&kernel, &Target::wgpu()).expect_err("it has no subgroups");
+        assert!(refused.contains("its device has no subgroups"), "{refused}");
+        let two = Schedule::Text(Text::Rows(Rows::Lanes { lanes: 64, rows: 2, along_row: true, subgroups: true }));
+        assert!(schedule::check(&Kernel { schedule: two, ..kernel }, &with).is_err());
+        assert!(Target { subgroups: true, ..Target::cuda() }.check().is_err());
     }
 
     /// More workgroups than a dimension of a grid holds.

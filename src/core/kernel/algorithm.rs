@@ -104,6 +104,9 @@ pub enum Rows {
         rows: usize,
         /// True if neighbouring invocations are along the row, rather than across rows.
         along_row: bool,
+        /// True if they exchange them within subgroups first. A workgroup has one row then.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        subgroups: bool,
     },
     /// Warps read rows several elements at a time, in CUDA C++. A row lies in stretches of elements side by side.
     Warps {

@@ -76,7 +76,7 @@ fn instance(backends: wgpu::Backends) -> wgpu::Instance {
     })
 }
 
-fn target(name: &str, limits: &wgpu::Limits) -> Target {
+fn target(name: &str, limits: &wgpu::Limits, features: wgpu::Features) -> Target {
     Target {
         name: format!("wgpu: {name}"),
         alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
@@ -86,11 +86,13 @@ fn target(name: &str, limits: &wgpu::Limits) -> Target {
         max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
         max_shared: limits.max_compute_workgroup_storage_size,
         max_groups: limits.max_compute_workgroups_per_dimension,
+        subgroups: features.contains(wgpu::Features::SUBGROUP),
         ..Target::wgpu()
     }
 }
 
-pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapter {
+/// An adapter of which a device has these limits and features.
+pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits, features: wgpu::Features) -> Adapter {
     let kind = match info.device_type {
         wgpu::DeviceType::DiscreteGpu => "discrete GPU",
         wgpu::DeviceType::IntegratedGpu => "integrated GPU",
@@ -104,7 +106,7 @@ pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapt
         kind: kind.into(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
         software: info.device_type == wgpu::DeviceType::Cpu,
-        target: target(&info.name, limits),
+        target: target(&info.name, limits, features),
     }
 }
 
@@ -175,7 +177,7 @@ fn enumerate() -> Vec<wgpu::Adapter> {
 
 /// The devices that are here, best first.
 pub fn adapters() -> Vec<Adapter> {
-    enumerate().iter().map(|a| describe(&a.get_info(), &a.limits())).collect()
+    enumerate().iter().map(|a| describe(&a.get_info(), &a.limits(), a.features())).collect()
 }
 
 /// The device of this number in [`adapters`], or the first whose name contains this text, or the best.
@@ -190,8 +192,13 @@ fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
         Ok(number) => (number < adapters.len()).then_some(number),
         Err(_) => adapters.iter().position(|a| a.get_info().name.to_lowercase().contains(&lower)),
     };
-    let names =
-        || adapters.iter().map(|a| describe(&a.get_info(), &a.limits()).to_string()).collect::<Vec<_>>().join("; ");
+    let names = || {
+        adapters
+            .iter()
+            .map(|a| describe(&a.get_info(), &a.limits(), a.features()).to_string())
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
     match position {
         Some(position) => Ok(adapters.swap_remove(position)),
         None if adapters.is_empty() => {
@@ -239,11 +246,11 @@ impl Gpu {
     pub fn open(wanted: Option<&str>) -> Result<(Gpu, Adapter)> {
         let found = find(wanted)?;
         if let Some(what) = lacking(&found) {
-            return Err(failed(format!("{}: {what}", describe(&found.get_info(), &found.limits()))));
+            return Err(failed(format!("{}: {what}", describe(&found.get_info(), &found.limits(), found.features()))));
         }
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("plimsoll"),
-            required_features: found.features() & CLOCK_FEATURES,
+            required_features: found.features() & (CLOCK_FEATURES | wgpu::Features::SUBGROUP),
             required_limits: found.limits(),
             memory_hints: wgpu::MemoryHints::Manual { suballocated_device_memory_block_size: BLOCK..BLOCK },
             ..wgpu::DeviceDescriptor::default()
@@ -267,7 +274,7 @@ impl Gpu {
             }
             loss(format!("the device was lost: {what}"));
         });
-        Ok((gpu, describe(&found.get_info(), &found.limits())))
+        Ok((gpu, describe(&found.get_info(), &found.limits(), found.features())))
     }
 
     /// A device that the host program owns, which keeps its own error handlers.
