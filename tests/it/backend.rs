@@ -143,6 +143,7 @@ fn every_case_agrees_on_cuda() {
 #[cfg(feature = "wgpu")]
 mod wgpu {
     use super::*;
+    use crate::common::Folder;
     use crate::kernels::many_patches;
     use ::wgpu::naga;
     use plimsoll::internals::backend::RecordId;
@@ -337,6 +338,39 @@ mod wgpu {
             let output = command.output().expect("the program starts");
             let err = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() && !err.contains("XDG_RUNTIME_DIR"), "{args:?}: {err}");
+        }
+    }
+
+    /// The second process that opens a device has what the first one compiled. A file that was changed is left out, and written again.
+    #[test]
+    fn compiled_pipelines_are_kept() {
+        let Some(wgpu) = device() else { return };
+        let (folder, has) = (Folder::new("pipelines"), ::wgpu::Features::PIPELINE_CACHE);
+        let run = || {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+            command.args(["run", "graphs/mlp.onnxtxt", "--set", "batch=2", "--backend", "wgpu", "--json"]);
+            command
+                .env("PLIMSOLL_CACHE_DIR", folder.path("cache"))
+                .env("RUST_LOG", "plimsoll_gpu=debug,plimsoll_core=warn");
+            let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("the program starts");
+            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{log}");
+            let file = || Some(std::fs::read_dir(folder.path("cache/pipelines")).ok()?.next()?.ok()?.path());
+            (log, file())
+        };
+        let (log, file) = run();
+        assert_eq!(file.is_some(), wgpu.device().features().contains(has), "{log}");
+        let Some(file) = file else { return };
+        let kept = std::fs::read(&file).expect("it is there");
+        assert!(log.contains("pipelines kept") && !log.contains("pipelines from the cache"), "{log}");
+        let (log, _) = run();
+        assert!(log.contains("pipelines from the cache") && !log.contains("pipelines kept"), "{log}");
+        for spoilt in [kept[..kept.len() / 2].to_vec(), [&kept[..kept.len() - 1], &[!kept[kept.len() - 1]]].concat()] {
+            std::fs::write(&file, spoilt).expect("it is ours");
+            let (log, _) = run();
+            assert!(log.contains("compiled pipelines are not used") && log.contains("pipelines kept"), "{log}");
+            let (log, _) = run();
+            assert!(log.contains("pipelines from the cache") && !log.contains("not used"), "{log}");
         }
     }
 

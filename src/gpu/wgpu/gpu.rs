@@ -1,5 +1,6 @@
 //! A device of wgpu, and the search for it. No answer of a device makes this panic: every call that may fail is in an error scope.
 
+use super::cache::Cache;
 use plimsoll_core::error::{Error, Result};
 use plimsoll_core::target::Target;
 use std::fmt::Display;
@@ -21,6 +22,10 @@ const BLOCK: u64 = 4 << 20;
 /// Features that the device's clock needs: timestamps, written to the slot that the host reads results from.
 pub(super) const CLOCK_FEATURES: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
+
+/// Features that are used where an adapter has them.
+const OWN_FEATURES: wgpu::Features =
+    CLOCK_FEATURES.union(wgpu::Features::SUBGROUP).union(wgpu::Features::PIPELINE_CACHE);
 
 /// The least that kernels are planned for: storage buffers that one binds, invocations of a workgroup, and bytes that they share.
 const LEAST_BUFFERS: u32 = 4;
@@ -60,6 +65,8 @@ pub(super) struct Gpu {
     lost: Arc<Mutex<Option<String>>>,
     /// Bytes of the segments of all backends that share the device.
     pub held: Arc<AtomicU64>,
+    /// Compiled pipelines on disk, unless the device is the host program's.
+    pub cache: Option<Arc<Cache>>,
 }
 
 fn instance(backends: wgpu::Backends) -> wgpu::Instance {
@@ -250,14 +257,14 @@ impl Gpu {
         }
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("plimsoll"),
-            required_features: found.features() & (CLOCK_FEATURES | wgpu::Features::SUBGROUP),
+            required_features: found.features() & OWN_FEATURES,
             required_limits: found.limits(),
             memory_hints: wgpu::MemoryHints::Manual { suballocated_device_memory_block_size: BLOCK..BLOCK },
             ..wgpu::DeviceDescriptor::default()
         };
         let (device, queue) = pollster::block_on(found.request_device(&descriptor))
             .map_err(|e| failed(format!("{}: {e}", found.get_info().name)))?;
-        let gpu = Gpu { device, queue, own: true, lost: Arc::default(), held: Arc::default() };
+        let mut gpu = Gpu { device, queue, own: true, lost: Arc::default(), held: Arc::default(), cache: None };
         let note = || {
             let lost = Arc::clone(&gpu.lost);
             move |what: String| _ = lost.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(what)
@@ -274,18 +281,26 @@ impl Gpu {
             }
             loss(format!("the device was lost: {what}"));
         });
-        Ok((gpu, describe(&found.get_info(), &found.limits(), found.features())))
+        let (info, adapter) = (found.get_info(), describe(&found.get_info(), &found.limits(), found.features()));
+        let cache = gpu.scoped("pipeline cache", || Cache::open(&gpu.device, &info, &adapter.to_string()));
+        gpu.cache = cache
+            .unwrap_or_else(|error| {
+                tracing::warn!(target: "plimsoll::wgpu", "{error}");
+                None
+            })
+            .map(Arc::new);
+        Ok((gpu, adapter))
     }
 
     /// A device that the host program owns, which keeps its own error handlers.
     pub fn lent(device: wgpu::Device, queue: wgpu::Queue) -> Gpu {
-        Gpu { device, queue, own: false, lost: Arc::default(), held: Arc::default() }
+        Gpu { device, queue, own: false, lost: Arc::default(), held: Arc::default(), cache: None }
     }
 
     /// The same device, for another backend. What its allocator has reserved is told by this one alone.
     pub fn share(&self) -> Gpu {
-        let (lost, held) = (Arc::clone(&self.lost), Arc::clone(&self.held));
-        Gpu { device: self.device.clone(), queue: self.queue.clone(), own: false, lost, held }
+        let (lost, held, cache) = (Arc::clone(&self.lost), Arc::clone(&self.held), self.cache.clone());
+        Gpu { device: self.device.clone(), queue: self.queue.clone(), own: false, lost, held, cache }
     }
 
     /// Fails once the device has been lost.
