@@ -21,6 +21,23 @@ for (var first = lane; first < end; first = first + BLOCK) {
     all$ = combine$(all$, block);
 }
 //@ if LANES
+//@ if SUBGROUPS
+// Whole subgroups meet by shuffles, and their results in memory. Other ones would read from invocations that are not there.
+if (subgroups * width == SIZE) {
+    for (var half = width / 2; half > 0; half = half / 2) {
+        all$ = combine$(all$, subgroupShuffleXor(all$, u32(half)));
+    }
+    if (place == 0) {
+        SHARED[subgroup] = all$;
+    }
+    workgroupBarrier();
+    all$ = SHARED[0];
+    for (var other = 1; other < subgroups; other++) {
+        all$ = combine$(all$, SHARED[other]);
+    }
+    reduced$ = all$;
+} else {
+//@ end
 SHARED[thread] = all$;
 workgroupBarrier();
 for (var half = LANES / 2; half > 0; half = half / 2) {
@@ -30,6 +47,9 @@ for (var half = LANES / 2; half > 0; half = half / 2) {
     workgroupBarrier();
 }
 reduced$ = SHARED[thread - lane * LANE_STEP];
+//@ if SUBGROUPS
+}
+//@ end
 workgroupBarrier();
 //@ else
 reduced$ = all$;

@@ -178,6 +178,7 @@ target
   allow_tf32? bool
   compute? int
   multiprocessors? int
+  subgroups? bool
 libraries
   cublaslt bool
   cudnn bool

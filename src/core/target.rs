@@ -134,6 +134,9 @@ pub struct Target {
     /// CUDA multiprocessors; 0 elsewhere.
     #[serde(default, skip_serializing_if = "is_default")]
     pub multiprocessors: u32,
+    /// True if shaders of wgpu may exchange values within subgroups.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub subgroups: bool,
 }
 
 /// The widest operand of a kernel that computes scores again: registers hold those of two products.
@@ -264,6 +267,7 @@ impl Target {
             allow_tf32: false,
             compute: 0,
             multiprocessors: 0,
+            subgroups: false,
         }
     }
 
@@ -300,6 +304,7 @@ impl Target {
             allow_tf32: false,
             compute: 0,
             multiprocessors: 0,
+            subgroups: false,
         }
     }
 
@@ -324,6 +329,7 @@ impl Target {
             allow_tf32: false,
             compute: 90,
             multiprocessors: 132,
+            subgroups: false,
         }
     }
 
@@ -519,6 +525,9 @@ impl Target {
         }
         if self.reserve > 0 && self.family != Family::Cuda {
             return Err(format!("reserve: expected 0, as NCCL is CUDA's, found {}", self.reserve));
+        }
+        if self.subgroups && self.family != Family::Wgpu {
+            return Err("subgroups: expected false, as they are wgpu's".into());
         }
         if !self.staging.is_multiple_of(self.alignment) {
             return Err(format!("staging: expected a multiple of {}, found {}", self.alignment, self.staging));

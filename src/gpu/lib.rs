@@ -5,6 +5,8 @@ mod bound;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod kept;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod staged;
 #[cfg(feature = "web")]
 pub mod web;

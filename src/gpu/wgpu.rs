@@ -4,6 +4,7 @@
 //!   that no step of a record writes is bound for reading only, any other for both: usage is tracked per buffer.
 //! - A record is a list of pipelines and bind groups. Each replay encodes them into a compute pass anew, because a command buffer runs once.
 //!   A record that runs repeatedly is encoded for its next replay while the device still runs it.
+//! - Compiled pipelines are kept on disk (`cache.rs`) where the driver gives them out.
 //! - Data moves through the [staging](Memory) segments alone, so that wgpu needs no memory of its own for it. A write waits in its slot for
 //!   the next submission.
 //! - The device's clock (`clock.rs`), if it has one, times records: the host's time to encode and submit does not count.
@@ -30,6 +31,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+mod cache;
 mod clock;
 mod gpu;
 mod record;
@@ -122,7 +124,7 @@ impl Wgpu {
     /// A backend over a device that the host program owns, which keeps its own error handlers. When such a device is lost, the next
     /// [`write`](Backend::write) or [`read`](Backend::read) fails; calls in between have no effect.
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Wgpu {
-        let adapter = describe(&device.adapter_info(), &device.limits());
+        let adapter = describe(&device.adapter_info(), &device.limits(), device.features());
         Wgpu::assemble(Gpu::lent(device, queue), adapter, false)
     }
 

@@ -25,6 +25,16 @@ fn scheduled(kernel: &Kernel, target: &Target) -> Kernel {
 /// Runs one case in an arena and a segment of constants. Returns its failure.
 fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: SegmentId) -> Result<(), String> {
     let kernel = stored(&case.kernel, backend.target());
+    run_by(backend, case, kernel, [arena, constants])
+}
+
+/// The same by the schedule that the kernel has.
+fn run_by(
+    backend: &mut dyn Backend,
+    case: &Case,
+    kernel: Kernel,
+    [arena, constants]: [SegmentId; 2],
+) -> Result<(), String> {
     let fail = |e: plimsoll::internals::error::Error| e.to_string();
     let mut free = [0u64; 2];
     let mut place = |constant: bool, bytes: u64| {
@@ -133,12 +143,15 @@ fn every_case_agrees_on_cuda() {
 #[cfg(feature = "wgpu")]
 mod wgpu {
     use super::*;
+    use crate::common::Folder;
+    use crate::kernels::many_patches;
     use ::wgpu::naga;
     use plimsoll::internals::backend::RecordId;
     use plimsoll::internals::backend::wgpu::Wgpu;
     use plimsoll::internals::dtype::DType;
     use plimsoll::internals::expr::{Body, Expr};
     use plimsoll::internals::kernel::Template;
+    use plimsoll::internals::kernel::algorithm::{Rows, Text, Tiling};
     use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
     use plimsoll::internals::shape::{Access, Shape};
     use std::collections::BTreeSet;
@@ -163,7 +176,8 @@ mod wgpu {
         let mut small = Target::wgpu();
         (small.max_workgroup, small.max_groups) = (64, 40);
         let mut reached = BTreeSet::new();
-        for target in [Target::wgpu(), small] {
+        let with_subgroups = Target { subgroups: true, ..Target::wgpu() };
+        for target in [Target::wgpu(), small, with_subgroups] {
             for case in cases() {
                 let kernel = stored(&case.kernel, &target);
                 let source = render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Wgsl);
@@ -176,7 +190,7 @@ mod wgpu {
                 let module = naga::front::wgsl::parse_str(&source.text)
                     .unwrap_or_else(|e| panic!("{}: {}\n{}", case.name, e.emit_to_string(&source.text), source.text));
                 let flags = naga::valid::ValidationFlags::all();
-                naga::valid::Validator::new(flags, naga::valid::Capabilities::empty())
+                naga::valid::Validator::new(flags, naga::valid::Capabilities::SUBGROUP)
                     .validate(&module)
                     .unwrap_or_else(|e| panic!("{}: {}", case.name, e.emit_to_string(&source.text)));
                 let shared: u32 = module
@@ -201,6 +215,83 @@ mod wgpu {
             let all: Vec<Case> = cases().into_iter().chain(infinite().into_iter().filter(attends)).collect();
             run_all(&mut wgpu, &all);
         }
+    }
+
+    /// Some schedules of each case. Returns the texts.
+    fn all_agree(cases: Vec<Case>, tried: impl Fn(&Kernel, &Target) -> Vec<Schedule>) -> Vec<String> {
+        let Some(mut wgpu) = device() else { return Vec::new() };
+        let target = wgpu.target().clone();
+        stage(&mut wgpu, 64 << 10);
+        let segments = [(); 2].map(|()| wgpu.alloc(16 << 20, Memory::Device).expect("the device has 16 MiB"));
+        let (mut texts, mut wrong) = (Vec::new(), Vec::new());
+        for case in cases.iter().filter(|case| case.is_supported(&target)) {
+            let kernel = stored(&case.kernel, &target);
+            for schedule in tried(&kernel, &target) {
+                let kernel = Kernel { schedule, ..kernel.clone() };
+                let text =
+                    render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Wgsl).expect("it is rendered");
+                texts.push(text.text);
+                let words = kernel.schedule.to_string();
+                wrong.extend(
+                    run_by(&mut wgpu, case, kernel, segments).err().map(|e| format!("{}, {words}: {e}", case.name)),
+                );
+            }
+        }
+        assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+        eprintln!("{} texts", texts.len());
+        texts
+    }
+
+    /// Large tiles of products whose operands lie four at a time, along the inner axis and across it.
+    #[test]
+    fn large_tiles_of_vectors_agree() {
+        let is_tried = |schedule: &Schedule| match schedule {
+            Schedule::Text(Text::Matmul { tiling, .. } | Text::Conv { tiling, .. }) => {
+                matches!(tiling, Tiling::LargeVec4 { .. })
+            }
+            _ => false,
+        };
+        let tried = |kernel: &Kernel, target: &Target| {
+            schedule::candidates(kernel, target, &|_| true).into_iter().filter(is_tried).collect()
+        };
+        let mut cases = [variants::products(), many_patches()].concat();
+        cases.retain(|case| case.kernel.shape.numel() < 100_000);
+        let texts = all_agree(cases, tried);
+        for form in ["a_fours(", "b_fours(", "a_block(", "b_block(", "STEP: i32 = 16", "STEP: i32 = 32"] {
+            assert!(texts.is_empty() || texts.iter().any(|text| text.contains(form)), "no case reads {form}");
+        }
+    }
+
+    /// Rows whose lanes meet within subgroups first, in every size. Those of two lanes are no whole subgroup, and meet as they would without.
+    #[test]
+    fn rows_in_subgroups_agree() {
+        let Some(wgpu) = device() else { return };
+        let mut cases = [cases(), unordered()].concat();
+        cases.retain(|case| wgpu.target().subgroups && matches!(case.kernel.template, Template::Row { .. }));
+        let of = |lanes| Rows::Lanes { lanes, rows: 1, along_row: true, subgroups: true };
+        let tried =
+            |_: &Kernel, _: &Target| [2, 32, 64, 128, 256].map(|lanes| Schedule::Text(Text::Rows(of(lanes)))).into();
+        let texts = all_agree(cases, tried);
+        assert_eq!(wgpu.target().subgroups, texts.len() > 100, "{} texts", texts.len());
+        assert!(texts.iter().all(|text| text.is_empty() || text.contains("subgroupShuffleXor")));
+    }
+
+    /// Plans for devices with subgroups are refused on others.
+    #[test]
+    fn subgroups_are_the_targets() {
+        let with = Target { subgroups: true, ..Target::wgpu() };
+        let case = cases().into_iter().find(|case| case.name == "softmax 7x1000").expect("it is one of the cases");
+        let kernel = scheduled(&case.kernel, &with);
+        let Schedule::Text(Text::Rows(Rows::Lanes { rows: 1, lanes: 256, subgroups: true, .. })) = kernel.schedule
+        else {
+            panic!("{}", kernel.schedule)
+        };
+        assert!(schedule::check(&kernel, &with).is_ok());
+        let refused = schedule::check(&kernel, &Target::wgpu()).expect_err("it has no subgroups");
+        assert!(refused.contains("its device has no subgroups"), "{refused}");
+        let two = Schedule::Text(Text::Rows(Rows::Lanes { lanes: 64, rows: 2, along_row: true, subgroups: true }));
+        assert!(schedule::check(&Kernel { schedule: two, ..kernel }, &with).is_err());
+        assert!(Target { subgroups: true, ..Target::cuda() }.check().is_err());
     }
 
     /// More workgroups than a dimension of a grid holds.
@@ -247,6 +338,39 @@ mod wgpu {
             let output = command.output().expect("the program starts");
             let err = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() && !err.contains("XDG_RUNTIME_DIR"), "{args:?}: {err}");
+        }
+    }
+
+    /// The second process that opens a device has what the first one compiled. A file that was changed is left out, and written again.
+    #[test]
+    fn compiled_pipelines_are_kept() {
+        let Some(wgpu) = device() else { return };
+        let (folder, has) = (Folder::new("pipelines"), ::wgpu::Features::PIPELINE_CACHE);
+        let run = || {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+            command.args(["run", "graphs/mlp.onnxtxt", "--set", "batch=2", "--backend", "wgpu", "--json"]);
+            command
+                .env("PLIMSOLL_CACHE_DIR", folder.path("cache"))
+                .env("RUST_LOG", "plimsoll_gpu=debug,plimsoll_core=warn");
+            let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("the program starts");
+            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{log}");
+            let file = || Some(std::fs::read_dir(folder.path("cache/pipelines")).ok()?.next()?.ok()?.path());
+            (log, file())
+        };
+        let (log, file) = run();
+        assert_eq!(file.is_some(), wgpu.device().features().contains(has), "{log}");
+        let Some(file) = file else { return };
+        let kept = std::fs::read(&file).expect("it is there");
+        assert!(log.contains("pipelines kept") && !log.contains("pipelines from the cache"), "{log}");
+        let (log, _) = run();
+        assert!(log.contains("pipelines from the cache") && !log.contains("pipelines kept"), "{log}");
+        for spoilt in [kept[..kept.len() / 2].to_vec(), [&kept[..kept.len() - 1], &[!kept[kept.len() - 1]]].concat()] {
+            std::fs::write(&file, spoilt).expect("it is ours");
+            let (log, _) = run();
+            assert!(log.contains("compiled pipelines are not used") && log.contains("pipelines kept"), "{log}");
+            let (log, _) = run();
+            assert!(log.contains("pipelines from the cache") && !log.contains("not used"), "{log}");
         }
     }
 

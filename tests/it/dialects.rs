@@ -21,7 +21,7 @@ fn text(kernel: &Kernel, target: &Target) -> Option<String> {
 /// Translates a text to each language; their names, with what went wrong.
 fn translated(text: &str) -> Result<(), String> {
     let module = naga::front::wgsl::parse_str(text).map_err(|e| format!("WGSL: {}", e.emit_to_string(text)))?;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::empty()).validate(&module);
+    let info = Validator::new(ValidationFlags::all(), Capabilities::SUBGROUP).validate(&module);
     let info = info.map_err(|e| format!("WGSL: {}", e.emit_to_string(text)))?;
     let languages: [(&str, fn(&naga::Module, &ModuleInfo) -> Result<(), String>); 3] =
         [("MSL", to_msl), ("HLSL", to_hlsl), ("SPIR-V", to_spirv)];
@@ -46,7 +46,11 @@ fn to_hlsl(module: &naga::Module, info: &ModuleInfo) -> Result<(), String> {
 }
 
 fn to_spirv(module: &naga::Module, info: &ModuleInfo) -> Result<(), String> {
-    let options = spv::Options { bounds_check_policies: BoundsCheckPolicies::default(), ..spv::Options::default() };
+    let options = spv::Options {
+        lang_version: (1, 3),
+        bounds_check_policies: BoundsCheckPolicies::default(),
+        ..spv::Options::default()
+    };
     spv::write_vec(module, info, &options, None).map(drop).map_err(|e| e.to_string())
 }
 
@@ -60,9 +64,18 @@ fn every_row_is_written_in_every_language() {
         texts.extend(kernels.filter_map(|kernel| Some((text(kernel, &target)?, sample.op.to_owned()))));
     }
     let of_rows = texts.len();
-    for case in kernels::cases() {
-        let kernel = schedule::scheduled(&case.kernel, &target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-        texts.extend(text(&kernel, &target).map(|text| (text, case.name.to_string())));
+    let with_subgroups = Target { subgroups: true, ..Target::wgpu() };
+    for target in [target, with_subgroups] {
+        for case in kernels::cases() {
+            let kernel = schedule::scheduled(&case.kernel, &target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            texts.extend(text(&kernel, &target).map(|text| (text, case.name.to_string())));
+        }
+    }
+    for case in [kernels::variants::products(), kernels::many_patches()].concat() {
+        for schedule in schedule::candidates(&case.kernel, &Target::wgpu_desktop(), &|_| true) {
+            let kernel = Kernel { schedule, ..case.kernel.clone() };
+            texts.extend(text(&kernel, &Target::wgpu_desktop()).map(|text| (text, case.name.to_string())));
+        }
     }
     eprintln!("{of_rows} texts of rows, {} with those of cases", texts.len());
     assert!(of_rows > 100, "{of_rows}");

@@ -104,6 +104,9 @@ pub enum Rows {
         rows: usize,
         /// True if neighbouring invocations are along the row, rather than across rows.
         along_row: bool,
+        /// True if they exchange them within subgroups first. A workgroup has one row then.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        subgroups: bool,
     },
     /// Warps read rows several elements at a time, in CUDA C++. A row lies in stretches of elements side by side.
     Warps {
@@ -160,6 +163,13 @@ pub enum Tiling {
     },
     /// Tiles of 128 by 128, 8 by 8 sums per invocation, in vectors of four.
     Large,
+    /// The same in WGSL, with four elements of an operand at a time.
+    LargeVec4 {
+        /// True for the left and for the right operand, in this order, if they are read in vectors of four.
+        vectors: [bool; 2],
+        /// Slices of the inner axis that pass through workgroup memory at a time.
+        step: usize,
+    },
     /// Square tiles; groups of invocations share the inner axis.
     SliceK {
         /// Rows and columns of a tile.

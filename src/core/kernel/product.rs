@@ -432,6 +432,16 @@ impl Product {
         }
     }
 
+    /// True for the left and for the right operand, in this order, if it has floats that lie four at a time along one of its variables, nowhere
+    /// beyond its axes.
+    pub(super) fn in_fours(&self, kernel: &Kernel) -> [bool; 2] {
+        [(&self.a, "m"), (&self.b, "n")].map(|(side, across)| {
+            let operand = &kernel.reads[side.slot];
+            let is_whole = operand.dtype == DType::F32 && beyond(&side.space, &operand.access.shape).is_empty();
+            is_whole && lies_together(kernel, side.slot, &side.space, if side.along_k { "k" } else { across }, 4)
+        })
+    }
+
     /// The number of tiles of `rows` by `columns` in the results.
     pub(super) fn tiles(&self, rows: usize, columns: usize) -> usize {
         self.m.div_ceil(rows).saturating_mul(self.n.div_ceil(columns))
@@ -466,16 +476,21 @@ fn side(kernel: &Kernel, slot: usize, space: Space, (along_k, across): (bool, &s
 /// True if neighbouring 16-bit floats of an operand, as many as 16 bytes hold, lie side by side along a variable, all of them within the
 /// operand's extents or none.
 fn is_part_vectorizable(kernel: &Kernel, slot: usize, space: &Space, along: &str) -> bool {
-    let operand = &kernel.reads[slot];
-    let (access, element) = (&operand.access, operand.dtype);
+    let element = kernel.reads[slot].dtype;
     let is_half = element.is_half() && kernel.reads[..2].iter().all(|o| o.dtype == element);
-    if !is_half || kernel.prologue(slot).is_some() || access.shape.contains(&0) {
+    is_half && lies_together(kernel, slot, space, along, BYTES / element.size())
+}
+
+/// True if so many neighbours of an operand that nothing is computed from first lie side by side along a variable, all of them within the
+/// operand's extents or none.
+fn lies_together(kernel: &Kernel, slot: usize, space: &Space, along: &str, width: usize) -> bool {
+    let access = &kernel.reads[slot].access;
+    if kernel.prologue(slot).is_some() || access.shape.contains(&0) {
         return false;
     }
     let outside = beyond(space, &access.shape);
     let origin = |piece: &Piece| piece.start * access.strides[piece.axis];
     let start = access.offset + space.iter().flat_map(|var| &var.pieces).map(origin).sum::<isize>();
-    let width = BYTES / element.size();
     let mut run = 1;
     let mut aligned = start.unsigned_abs().is_multiple_of(width);
     for var in space {

@@ -1,9 +1,10 @@
 //! Kernel texts to machine code: a few NVRTC programs for all that are new, compiled side by side and kept on disk by content.
 
 use super::api::{Nvrtc, Refusal, failed};
+use crate::kept;
 use cudarc::nvrtc::sys::nvrtcProgram;
 use plimsoll_core::error::Result;
-use plimsoll_core::file::{self, fnv};
+use plimsoll_core::file::fnv;
 use plimsoll_core::kernel::render::PRELUDE;
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
@@ -97,7 +98,7 @@ impl Compiler {
         let start = Instant::now();
         let image = self.compile(program, &options)?;
         tracing::debug!(bytes = image.len(), ms = start.elapsed().as_millis() as u64, "kernels compiled");
-        if let Some(Err(error)) = path.as_deref().map(|path| store(path, &key, &image)) {
+        if let Some(Err(error)) = path.as_deref().map(|path| kept::store(path, &kept::entry(MAGIC, &key, &image))) {
             let path = path.expect("it was stored there");
             tracing::warn!("{}: compiled kernels are not kept: {error}", path.display());
         }
@@ -151,32 +152,13 @@ fn fetch(
     Ok(content)
 }
 
-/// magic, length of the key, key, hash of the image, image.
-fn entry(key: &str, image: &[u8]) -> Vec<u8> {
-    let (length, hash) = ((key.len() as u64).to_le_bytes(), fnv(image).to_le_bytes());
-    [MAGIC, &length, key.as_bytes(), &hash, image].concat()
-}
-
-/// The image of an entry, if that is whole and of this key.
-fn image<'a>(entry: &'a [u8], key: &str) -> Option<&'a [u8]> {
-    let rest = entry.strip_prefix(MAGIC)?;
-    let rest = rest.strip_prefix(&(key.len() as u64).to_le_bytes())?.strip_prefix(key.as_bytes())?;
-    let (hash, image) = rest.split_first_chunk::<16>()?;
-    (u128::from_le_bytes(*hash) == fnv(image)).then_some(image)
-}
-
 fn load(path: &Path, key: &str) -> Option<Vec<u8>> {
     let entry = fs::read(path).ok()?;
-    let image = image(&entry, key).map(<[u8]>::to_vec);
+    let image = kept::content(MAGIC, &entry, key).map(<[u8]>::to_vec);
     if image.is_none() {
         tracing::warn!("{}: not what was kept there; the kernels are compiled again", path.display());
     }
     image
-}
-
-fn store(path: &Path, key: &str, image: &[u8]) -> io::Result<()> {
-    file::create_private(path.parent().expect("an entry has a folder"))?;
-    file::try_write_whole(path, |out| out.write_all(&entry(key, image)))
 }
 
 #[cfg(test)]
@@ -191,18 +173,5 @@ mod tests {
         assert_eq!(names, ["map_0", "map_1"]);
         assert_eq!(program.matches(PRELUDE).count(), 1);
         assert!(program.contains("void map_0()") && program.contains("void map_1()") && !program.contains(" kernel("));
-    }
-
-    #[test]
-    fn only_whole_entries_of_the_same_key_serve() {
-        let kept = entry("key", b"machine code");
-        assert_eq!(image(&kept, "key"), Some(&b"machine code"[..]));
-        assert_eq!(image(&kept, "kez"), None);
-        for at in 0..kept.len() {
-            let mut spoilt = kept.clone();
-            spoilt[at] ^= 1;
-            assert_eq!(image(&spoilt, "key"), None, "byte {at}");
-            assert_eq!(image(&kept[..at], "key"), None, "{at} bytes");
-        }
     }
 }

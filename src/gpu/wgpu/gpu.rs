@@ -1,5 +1,6 @@
 //! A device of wgpu, and the search for it. No answer of a device makes this panic: every call that may fail is in an error scope.
 
+use super::cache::Cache;
 use plimsoll_core::error::{Error, Result};
 use plimsoll_core::target::Target;
 use std::fmt::Display;
@@ -21,6 +22,10 @@ const BLOCK: u64 = 4 << 20;
 /// Features that the device's clock needs: timestamps, written to the slot that the host reads results from.
 pub(super) const CLOCK_FEATURES: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
+
+/// Features that are used where an adapter has them.
+const OWN_FEATURES: wgpu::Features =
+    CLOCK_FEATURES.union(wgpu::Features::SUBGROUP).union(wgpu::Features::PIPELINE_CACHE);
 
 /// The least that kernels are planned for: storage buffers that one binds, invocations of a workgroup, and bytes that they share.
 const LEAST_BUFFERS: u32 = 4;
@@ -60,6 +65,8 @@ pub(super) struct Gpu {
     lost: Arc<Mutex<Option<String>>>,
     /// Bytes of the segments of all backends that share the device.
     pub held: Arc<AtomicU64>,
+    /// Compiled pipelines on disk, unless the device is the host program's.
+    pub cache: Option<Arc<Cache>>,
 }
 
 fn instance(backends: wgpu::Backends) -> wgpu::Instance {
@@ -76,7 +83,7 @@ fn instance(backends: wgpu::Backends) -> wgpu::Instance {
     })
 }
 
-fn target(name: &str, limits: &wgpu::Limits) -> Target {
+fn target(name: &str, limits: &wgpu::Limits, features: wgpu::Features) -> Target {
     Target {
         name: format!("wgpu: {name}"),
         alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
@@ -86,11 +93,13 @@ fn target(name: &str, limits: &wgpu::Limits) -> Target {
         max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
         max_shared: limits.max_compute_workgroup_storage_size,
         max_groups: limits.max_compute_workgroups_per_dimension,
+        subgroups: features.contains(wgpu::Features::SUBGROUP),
         ..Target::wgpu()
     }
 }
 
-pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapter {
+/// An adapter of which a device has these limits and features.
+pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits, features: wgpu::Features) -> Adapter {
     let kind = match info.device_type {
         wgpu::DeviceType::DiscreteGpu => "discrete GPU",
         wgpu::DeviceType::IntegratedGpu => "integrated GPU",
@@ -104,7 +113,7 @@ pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapt
         kind: kind.into(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
         software: info.device_type == wgpu::DeviceType::Cpu,
-        target: target(&info.name, limits),
+        target: target(&info.name, limits, features),
     }
 }
 
@@ -175,7 +184,7 @@ fn enumerate() -> Vec<wgpu::Adapter> {
 
 /// The devices that are here, best first.
 pub fn adapters() -> Vec<Adapter> {
-    enumerate().iter().map(|a| describe(&a.get_info(), &a.limits())).collect()
+    enumerate().iter().map(|a| describe(&a.get_info(), &a.limits(), a.features())).collect()
 }
 
 /// The device of this number in [`adapters`], or the first whose name contains this text, or the best.
@@ -190,8 +199,13 @@ fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
         Ok(number) => (number < adapters.len()).then_some(number),
         Err(_) => adapters.iter().position(|a| a.get_info().name.to_lowercase().contains(&lower)),
     };
-    let names =
-        || adapters.iter().map(|a| describe(&a.get_info(), &a.limits()).to_string()).collect::<Vec<_>>().join("; ");
+    let names = || {
+        adapters
+            .iter()
+            .map(|a| describe(&a.get_info(), &a.limits(), a.features()).to_string())
+            .collect::<Vec<_>>()
+            .join("; ")
+    };
     match position {
         Some(position) => Ok(adapters.swap_remove(position)),
         None if adapters.is_empty() => {
@@ -239,18 +253,18 @@ impl Gpu {
     pub fn open(wanted: Option<&str>) -> Result<(Gpu, Adapter)> {
         let found = find(wanted)?;
         if let Some(what) = lacking(&found) {
-            return Err(failed(format!("{}: {what}", describe(&found.get_info(), &found.limits()))));
+            return Err(failed(format!("{}: {what}", describe(&found.get_info(), &found.limits(), found.features()))));
         }
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("plimsoll"),
-            required_features: found.features() & CLOCK_FEATURES,
+            required_features: found.features() & OWN_FEATURES,
             required_limits: found.limits(),
             memory_hints: wgpu::MemoryHints::Manual { suballocated_device_memory_block_size: BLOCK..BLOCK },
             ..wgpu::DeviceDescriptor::default()
         };
         let (device, queue) = pollster::block_on(found.request_device(&descriptor))
             .map_err(|e| failed(format!("{}: {e}", found.get_info().name)))?;
-        let gpu = Gpu { device, queue, own: true, lost: Arc::default(), held: Arc::default() };
+        let mut gpu = Gpu { device, queue, own: true, lost: Arc::default(), held: Arc::default(), cache: None };
         let note = || {
             let lost = Arc::clone(&gpu.lost);
             move |what: String| _ = lost.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(what)
@@ -267,18 +281,26 @@ impl Gpu {
             }
             loss(format!("the device was lost: {what}"));
         });
-        Ok((gpu, describe(&found.get_info(), &found.limits())))
+        let (info, adapter) = (found.get_info(), describe(&found.get_info(), &found.limits(), found.features()));
+        let cache = gpu.scoped("pipeline cache", || Cache::open(&gpu.device, &info, &adapter.to_string()));
+        gpu.cache = cache
+            .unwrap_or_else(|error| {
+                tracing::warn!(target: "plimsoll::wgpu", "{error}");
+                None
+            })
+            .map(Arc::new);
+        Ok((gpu, adapter))
     }
 
     /// A device that the host program owns, which keeps its own error handlers.
     pub fn lent(device: wgpu::Device, queue: wgpu::Queue) -> Gpu {
-        Gpu { device, queue, own: false, lost: Arc::default(), held: Arc::default() }
+        Gpu { device, queue, own: false, lost: Arc::default(), held: Arc::default(), cache: None }
     }
 
     /// The same device, for another backend. What its allocator has reserved is told by this one alone.
     pub fn share(&self) -> Gpu {
-        let (lost, held) = (Arc::clone(&self.lost), Arc::clone(&self.held));
-        Gpu { device: self.device.clone(), queue: self.queue.clone(), own: false, lost, held }
+        let (lost, held, cache) = (Arc::clone(&self.lost), Arc::clone(&self.held), self.cache.clone());
+        Gpu { device: self.device.clone(), queue: self.queue.clone(), own: false, lost, held, cache }
     }
 
     /// Fails once the device has been lost.

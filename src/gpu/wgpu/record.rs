@@ -124,7 +124,7 @@ impl Pipelines {
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
-                cache: None,
+                cache: gpu.cache.as_ref().map(|cache| cache.pipelines()),
             })
         };
         gpu.scoped(name, create)
@@ -154,6 +154,9 @@ impl Pipelines {
             let panicked = |_| Err(failed("a thread that compiled shaders panicked"));
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect::<Result<Vec<_>>>()
         })?;
+        if let Some(cache) = &gpu.cache {
+            cache.made(fresh.len());
+        }
         self.pipelines.extend(compiled.into_iter().flatten());
         Ok(())
     }

@@ -94,7 +94,7 @@ pub fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
     out
 }
 
-/// A convolution of patches that fills a large device with tiles.
+/// A convolution of patches that fills a large device with tiles, and one whose data and weights lie four at a time.
 pub fn many_patches() -> Vec<Case> {
     let mut c = Cases { random: Random(5), cases: Vec::new() };
     let (groups, s, window) = (66, [1, 66 * 65, 1, 1, 257], window([1, 1, 16], [1, 1, 16], [1; 3], [0; 3]));
@@ -106,7 +106,15 @@ pub fn many_patches() -> Vec<Case> {
         reads.into(),
         &[x(0) + x(1)],
     );
+    let s = [2, 72, 1, 6, 22];
+    let template = Template::Conv { groups: 2, window: window_of_one(), padding: 0 };
+    let reads = [&[2, 40, 1, 6, 22][..], &[72, 20, 1, 1, 1]].map(|shape| f32s(dense(shape)));
+    c.add("conv by fours", template, &s, reads.into(), &[x(0)]);
     c.cases
+}
+
+fn window_of_one() -> Window {
+    window([1; 3], [1; 3], [1; 3], [0; 3])
 }
 
 /// Kernels whose operands hold what is not a number, which their results must be then.

@@ -67,7 +67,7 @@ pub fn folded() -> Vec<Case> {
 }
 
 /// Products that are large enough for every tile.
-fn products() -> Vec<Case> {
+pub fn products() -> Vec<Case> {
     let dense = |shape: &[usize]| Access::contiguous(Shape::new(shape));
     let mut state = 1u64;
     let mut random = move || {
@@ -89,6 +89,8 @@ fn products() -> Vec<Case> {
         (24, [129, 33, 136], [true, true]),
         (33, [130, 72, 258], [false, true]),
         (132, [65, 264, 17], [false, true]),
+        (2, [132, 20, 136], [false, false]),
+        (1, [132, 36, 140], [true, false]),
     ] {
         let matrix = |flip: bool, rows: usize, columns: usize| match flip {
             true => dense(&[batch, columns, rows]).permute(&[0, 2, 1]),

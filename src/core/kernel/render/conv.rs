@@ -47,10 +47,16 @@ impl Module<'_> {
         product: &Product,
         tiling: Tiling,
     ) -> Result<(), String> {
-        let unfolded = Product::conv(self.kernel, groups, window, None);
-        let (mut body, address) = self.address(1, &unfolded.a.space);
-        body.push(format!("return {};", self.load(1, &address)));
-        self.function("a", &[("batch", I32), ("m", I32), ("k", I32)], Some(F32), body);
+        let [weights_lie, data_lie] = tiling.vectors();
+        if !weights_lie {
+            let unfolded = Product::conv(self.kernel, groups, window, None);
+            let (mut body, address) = self.address(1, &unfolded.a.space);
+            body.push(format!("return {};", self.load(1, &address)));
+            self.function("a", &[("batch", I32), ("m", I32), ("k", I32)], Some(F32), body);
+        }
+        if data_lie {
+            return self.product(product, tiling);
+        }
         let ConvData { statements: mut body, inside, address, computed } =
             self.conv_data(groups, window, [1, 2, 3, 4])?;
         let (mut before, load) = computed.unwrap_or_else(|| (Vec::new(), self.load(0, &address)));

@@ -1,7 +1,7 @@
 //! Dialects: what stands around a template's statements.
 
 use super::scalar::Type;
-use super::{Dialect, Module, PRELUDE};
+use super::{Dialect, Module, PRELUDE, SUBGROUPS};
 use std::fmt;
 
 /// A module in the clothes of a dialect.
@@ -19,6 +19,14 @@ pub(super) struct Frame<'a> {
 const HELPERS: &str = include_str!("../../../../shaders/helpers.wgsl");
 /// Bytes of workgroup memory that CUDA's kernels can declare. More is asked for when they are launched.
 const DECLARED: usize = 48 << 10;
+
+/// What an invocation knows of subgroups, and its name in a text: its own of the workgroup's, their number, their size, its place in its own.
+const PLACES: [(&str, &str); 4] = [
+    ("subgroup_id", "subgroup"),
+    ("num_subgroups", "subgroups"),
+    ("subgroup_size", "width"),
+    ("subgroup_invocation_id", "place"),
+];
 
 impl Frame<'_> {
     /// Bytes of workgroup memory that a launch has to ask for: none where the kernel's text declares it.
@@ -122,7 +130,16 @@ impl Frame<'_> {
         }
         self.functions(f)?;
         writeln!(f, "@compute @workgroup_size({})", self.size)?;
-        writeln!(f, "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {{")?;
+        let (mut params, mut places) = (String::new(), String::new());
+        if module.flags.contains(&SUBGROUPS) {
+            for (builtin, name) in PLACES {
+                params += &format!(", @builtin({builtin}) {builtin}: u32");
+                places += &format!("    let {name} = i32({builtin});\n");
+            }
+        }
+        let index = "@builtin(local_invocation_index) index: u32";
+        writeln!(f, "fn main(@builtin(workgroup_id) id: vec3<u32>, {index}{params}) {{")?;
+        f.write_str(&places)?;
         writeln!(f, "    let {} = i32(id.x + id.y * {}u);", self.launched(), self.x)?;
         writeln!(f, "    let thread = i32(index);")?;
         self.entry(f)

@@ -53,9 +53,10 @@ impl Module<'_> {
             let axis = b.axes[usize::from(!along_k)].ok_or("its right operand has no such axis")?;
             self.fours("b_wide", b.slot, &b.space, ["k", "n"], axis);
         }
+        let [a_lies, b_lies] = tiling.vectors();
         // `a` is called with (batch, m, k), `b` with (batch, k, n).
         for (side, name, params) in in_slot_order(product) {
-            if vec4.is_some() && name == "b" {
+            if name == "a" && a_lies || name == "b" && (b_lies || vec4.is_some()) {
                 continue;
             }
             let (mut body, value) = self.element(side.slot, &side.space)?;
@@ -113,10 +114,8 @@ impl Module<'_> {
             Tiling::Bits { rows, .. } => _ = self.lists.insert("row", vec![Vec::new(); rows]),
             Tiling::GemvVec4 { along_k, .. } => self.gemv_vec4(m, along_k),
             Tiling::GemvVec16b { across, .. } => self.flags.extend((across > 0).then_some("B_ROWS")),
-            Tiling::Large => {
-                self.lists.insert("sum", (0..16).map(large_sum).collect());
-                self.lists.insert("part", vec![Vec::new(); LARGE / 4 * STEP / 256]);
-            }
+            Tiling::Large => self.large([a, b], STEP, [false; 2]),
+            Tiling::LargeVec4 { vectors, step } => self.large([a, b], step, vectors),
             Tiling::Regs { .. } => {
                 self.declarations.push(format!("typedef {} value;", self.value[0].name()));
                 self.at_once = tiling.at_once(product);
@@ -152,6 +151,47 @@ impl Module<'_> {
             self.shared.push((name, ty, len));
         }
         Ok(())
+    }
+
+    /// A product in tiles of 128 by 128, with `step` slices at a time. Operands that lie in vectors are read so: of four lines each, or of four
+    /// slices each, which are turned block by block.
+    fn large(&mut self, [a, b]: [&Side; 2], step: usize, [a_lies, b_lies]: [bool; 2]) {
+        self.lists.insert("sum", (0..16).map(large_sum).collect());
+        self.lists.insert("part", vec![Vec::new(); LARGE / 4 * step / 256]);
+        let mut blocks = Vec::new();
+        let mut block = |texts: [&str; 5]| {
+            let names = ["READ", "START", "END", "HERE", "ARRAY"];
+            blocks.push(names.into_iter().zip(texts.map(str::to_owned)).collect());
+        };
+        match (a_lies, a.along_k) {
+            (true, true) => {
+                self.vectors("a_block", a.slot, &a.space, ["m", "k"]);
+                self.flags.push("A_BLOCKS");
+                block(["a_block", "m0", "M", "thread < BLOCKS", "tile_a"]);
+            }
+            (true, false) => {
+                self.vectors("a_fours", a.slot, &a.space, ["m", "k"]);
+                self.flags.push("A_FOURS");
+            }
+            _ => {}
+        }
+        match (b_lies, b.along_k) {
+            (true, true) => {
+                self.vectors("b_block", b.slot, &b.space, ["n", "k"]);
+                self.flags.push("B_BLOCKS");
+                block(["b_block", "n0", "N", "thread >= SIZE - BLOCKS", "tile_b"]);
+            }
+            (true, false) => {
+                self.vectors("b_fours", b.slot, &b.space, ["k", "n"]);
+                self.flags.push("B_FOURS");
+            }
+            _ => {}
+        }
+        if !blocks.is_empty() {
+            self.flags.push("BLOCKS");
+            self.ints(&[("BLOCKS", LARGE / 4 * step / 4)]);
+        }
+        self.lists.insert("block", blocks);
     }
 
     /// Functions that give the addresses of 16 bytes of both operands.
@@ -221,6 +261,7 @@ fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
             [&tile[..], &tiles, &[("STEP", STEP)], &steps(STEP, [tile_m, tile_n])].concat()
         }
         Tiling::Large => [&tiles[..], &[("STEP", STEP)], &steps(STEP, [LARGE / 4; 2])].concat(),
+        Tiling::LargeVec4 { step, .. } => [&tiles[..], &[("STEP", step)], &steps(step, [LARGE / 4; 2])].concat(),
         Tiling::SliceK { tile, depth } => {
             let slices = Tiling::groups_of(tile);
             let (step, pitch) = (slices * depth, tile / 4 + 1);

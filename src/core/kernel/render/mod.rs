@@ -67,6 +67,9 @@ pub static KERNELS: &[&[KernelDef]] = &[
     order::KERNELS,
 ];
 
+/// The flag of a text in WGSL whose invocations know their place among subgroups.
+const SUBGROUPS: &str = "SUBGROUPS";
+
 /// Declares rows, by the function that fills their holes: the text's name, its file in `shaders/`, and one line on it.
 macro_rules! kernels {
     ($($fill:expr => { $($name:ident $file:literal: $doc:literal,)* })*) => {

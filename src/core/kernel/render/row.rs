@@ -3,7 +3,7 @@
 use super::locate::locate;
 use super::scalar::Type::{self, F32, F64, I32, I64, U64};
 use super::scalar::{convert, extreme};
-use super::{Input, Module, Scalars, kernels};
+use super::{Input, Module, SUBGROUPS, Scalars, kernels};
 use crate::kernel::algorithm::{Rows, Text};
 use crate::kernel::meaning::mismatch;
 use crate::kernel::schedule::row::{Beside, Extents, Moving};
@@ -26,7 +26,10 @@ impl Module<'_> {
         let Text::Rows(rows) = text else { mismatch(&self.kernel.template) };
         let extents = Extents::new(self.kernel);
         match *rows {
-            Rows::Lanes { lanes, rows, along_row } => self.row_lanes(reductions, extents, [lanes, rows], along_row),
+            Rows::Lanes { lanes, rows, along_row, subgroups } => {
+                self.flags.extend(subgroups.then_some(SUBGROUPS));
+                self.row_lanes(reductions, extents, [lanes, rows], along_row)
+            }
             Rows::Warps { threads, rows, width, held } => {
                 self.row_warps(reductions, extents, [threads, rows, width], held)
             }

@@ -33,17 +33,23 @@ impl Module<'_> {
         if self.storage[slot] != F32 || self.kernel.prologue(slot).is_some() || !self.is_vectorizable(slot, axis, 4) {
             return false;
         }
-        let (mut body, address) = self.address(slot, space);
         if self.dialect == Dialect::Cuda {
+            let (mut body, address) = self.address(slot, space);
             body.push(format!("return {};", self.read_wide(slot, 4, &address)));
             self.wide_function(name, &matrix(names), "wide<f32, 4>".into(), body);
             return true;
         }
+        self.vectors(name, slot, space, names);
+        true
+    }
+
+    /// Declares a function in WGSL that reads four elements of a matrix at once, which lie so. The binding is one of vectors then.
+    pub(super) fn vectors(&mut self, name: &str, slot: usize, space: &Space, names: [&'static str; 2]) {
+        let (mut body, address) = self.address(slot, space);
         let binding = self.bindings.of[slot].expect("operands of vectors have elements");
         self.bound[binding] = Vec4;
         body.push(format!("return b{binding}[({address}) >> 2u];"));
         self.function(name, &matrix(names), Some(Vec4), body);
-        true
     }
 
     /// True if an operand has elements that can be moved `width` at a time along an axis.

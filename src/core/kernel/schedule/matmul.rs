@@ -20,6 +20,8 @@ pub(in crate::kernel) const GEMV_THREADS: usize = 64;
 pub(in crate::kernel) const LARGE: usize = 128;
 /// Slices of the inner axis that pass through workgroup memory at a time.
 pub(in crate::kernel) const STEP: usize = 16;
+/// The same where `matmul_large` reads vectors.
+const LARGE_STEPS: [usize; 2] = [STEP, 2 * STEP];
 /// From this inner extent on, the invocations of a workgroup share the inner axis of a product of few tiles.
 const DEEP: usize = 128;
 /// So few tiles of 16-bit floats leave most multiprocessors idle. From this inner extent on, that costs more than tensor cores save.
@@ -61,7 +63,7 @@ impl Tiling {
             Tiling::GemvVec4 { .. } => "gemv_vec4",
             Tiling::GemvVec16b { .. } => "gemv_vec16b",
             Tiling::Tiles { .. } => "matmul",
-            Tiling::Large => "matmul_large",
+            Tiling::Large | Tiling::LargeVec4 { .. } => "matmul_large",
             Tiling::SliceK { .. } => "matmul_slice_k",
             Tiling::Regs { .. } => "matmul_regs",
             Tiling::SliceKWarp { .. } => "matmul_slice_k_warp",
@@ -73,6 +75,11 @@ impl Tiling {
             Tiling::Bits { .. } => "matmul_bits",
             Tiling::BitsMma { .. } => "matmul_bits_mma",
         }
+    }
+
+    /// True for the left and for the right operand, in this order, if a large tile reads them in vectors.
+    pub(in crate::kernel) fn vectors(&self) -> [bool; 2] {
+        if let Tiling::LargeVec4 { vectors, .. } = *self { vectors } else { [false; 2] }
     }
 
     /// A workgroup of a product that the text computes.
@@ -96,7 +103,10 @@ impl Tiling {
                 let shared = [("tile_a", rows * STEP, 4), ("tile_b", columns * STEP, 4)];
                 group([rows, columns], rows * columns / 16, &shared)
             }
-            Tiling::Large => group([LARGE; 2], 256, &["tile_a", "tile_b"].map(|tile| (tile, LARGE / 4 * STEP, 16))),
+            Tiling::Large => Tiling::LargeVec4 { vectors: [false; 2], step: STEP }.workgroup(p),
+            Tiling::LargeVec4 { step, .. } => {
+                group([LARGE; 2], 256, &["tile_a", "tile_b"].map(|tile| (tile, LARGE / 4 * step, 16)))
+            }
             Tiling::SliceK { tile, depth } => {
                 let slices = Tiling::groups_of(tile);
                 let (step, pitch) = (slices * depth, tile / 4 + 1);
@@ -207,6 +217,11 @@ impl Tiling {
             }
             Tiling::Tiles { tile: found } => vec![tile(TILES.contains(&found))],
             Tiling::Large => Vec::new(),
+            Tiling::LargeVec4 { vectors, step } => vec![
+                wgsl,
+                (vectors.contains(&true), "it reads an operand in vectors"),
+                (LARGE_STEPS.contains(&step), "expected 16 or 32 slices at a time"),
+            ],
             Tiling::SliceK { tile: found, depth } => vec![tile(SLICES_K.contains(&(found, depth)))],
             Tiling::Regs { tile: found } => vec![cuda, tile(REGS.iter().any(|(tile, _)| *tile == found))],
             Tiling::SliceKWarp { rows } => {
@@ -330,7 +345,7 @@ pub(super) fn best(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(u
     let tiles = |size: usize| p.batch * p.tiles(size, size);
     let busy = 4 * tiles(LARGE) >= 3 * FEW_GROUPS;
     if busy && has_room(target, 256, 2 * STEP * LARGE * 4) {
-        return Tiling::Large;
+        return large_vec4(kernel, p, target, own).unwrap_or(Tiling::Large);
     }
     if p.k >= DEEP && has_room(target, 256, 16 << 10) {
         // Sixteen groups if larger tiles would leave much of a large device idle.
@@ -412,6 +427,16 @@ fn gemv(p: &Product) -> Tiling {
     Tiling::Gemv { slices: if p.b.along_k { 16 } else { (p.k / 16).clamp(1, 8).next_power_of_two() } }
 }
 
+/// Large tiles in WGSL whose operands are read in vectors of four, where they lie so.
+fn large_vec4(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Option<Tiling> {
+    if target.family != Family::Wgpu || !matches!(kernel.template, Template::MatMul | Template::Conv { .. }) {
+        return None;
+    }
+    let [a, b] = p.in_fours(kernel);
+    let vectors = [a && own(p.a.slot), b && own(p.b.slot)];
+    vectors.contains(&true).then_some(Tiling::LargeVec4 { vectors, step: STEP })
+}
+
 /// The tiling by vectors of four in WGSL. Its binding then holds vectors, and must not hold other data.
 fn vec4(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Option<Tiling> {
     let room = has_room(target, VEC4_THREADS, p.m * VEC4_THREADS * 16);
@@ -456,6 +481,9 @@ pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(us
         all.extend(vec4(kernel, p, target, own));
         all.extend([gemv(p), gemv_vec16b(p)]);
     } else {
+        if let Some(Tiling::LargeVec4 { vectors, .. }) = large_vec4(kernel, p, target, own) {
+            all.extend(LARGE_STEPS.map(|step| Tiling::LargeVec4 { vectors, step }));
+        }
         all.extend([Tiling::Wgmma, Tiling::Large]);
         all.extend(REGS.map(|(tile, _)| Tiling::Regs { tile }));
         all.extend(MMA.map(|tile| Tiling::MmaAsync { tile }));

@@ -216,6 +216,13 @@ impl Text {
                 return Err("its right operand does not lie four elements at a time".into());
             }
         }
+        if let Tiling::LargeVec4 { vectors, .. } = tiling {
+            let reads = matches!(self, Text::Matmul { .. } | Text::Conv { patches: None, .. });
+            ensure(reads && product.packing.is_none(), || "its operands are not read in vectors".to_owned())?;
+            let lie = product.in_fours(kernel);
+            let refused = vectors.iter().zip(lie).any(|(&wants, lies)| wants && !lies);
+            ensure(!refused, || "an operand does not lie four elements at a time".to_owned())?;
+        }
         Ok(())
     }
 
@@ -228,6 +235,11 @@ impl Text {
             Text::Attention(Cut::Decode(decode)) => (1..3).filter(|slot| decode.vectors[slot - 1]).collect(),
             Text::Matmul { tiling: Tiling::GemvVec4 { .. }, .. } => {
                 self.product(kernel).map(|(product, _)| product.b.slot).into_iter().collect()
+            }
+            Text::Matmul { tiling: Tiling::LargeVec4 { vectors, .. }, .. }
+            | Text::Conv { tiling: Tiling::LargeVec4 { vectors, .. }, .. } => {
+                let sides = self.product(kernel).map(|(product, _)| [product.a.slot, product.b.slot]);
+                sides.into_iter().flatten().zip(vectors).filter(|(_, wide)| **wide).map(|(slot, _)| slot).collect()
             }
             _ => Vec::new(),
         }

@@ -20,6 +20,8 @@ const BESIDE: usize = 24;
 const STRETCH: usize = 32;
 /// Bytes of a line of memory.
 const LINE: usize = 128;
+/// The fewest lanes of a row that has a workgroup for itself, in which subgroups meet.
+const SUBGROUP_LANES: usize = 64;
 /// The most invocations of a workgroup whose invocations reduce several rows.
 const MOST_VECTORS: usize = 512;
 
@@ -186,10 +188,12 @@ impl Rows {
     pub(in crate::kernel) fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {
         let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
         match *self {
-            Rows::Lanes { lanes, rows, .. } => {
+            Rows::Lanes { lanes, rows, subgroups, .. } => {
                 let powers = lanes.is_power_of_two() && rows.is_power_of_two();
                 let fits = powers && lanes.saturating_mul(rows) <= 1 << target.max_workgroup.min(256).ilog2();
-                rule(fits, "row: expected powers of two whose product is within a workgroup")
+                rule(fits, "row: expected powers of two whose product is within a workgroup")?;
+                rule(!subgroups || target.subgroups, "row: its device has no subgroups")?;
+                rule(!subgroups || rows == 1 && lanes > 1, "row: expected one row whose lanes are subgroups")
             }
             Rows::Warps { threads, rows, width, held } => {
                 rule(target.family == Family::Cuda, "row_warp: it is written for CUDA")?;
@@ -291,7 +295,8 @@ fn lanes(kernel: &Kernel, target: &Target) -> Rows {
         (length / 8).min(room / rows.max(1)).min(most / side_by_side.min(16))
     };
     let lanes = lanes.max(1).next_power_of_two().min(most);
-    Rows::Lanes { lanes, rows: (most / lanes).min(side_by_side), along_row }
+    let subgroups = target.subgroups && lanes >= SUBGROUP_LANES && (along_row || side_by_side == 1);
+    Rows::Lanes { lanes, rows: if subgroups { 1 } else { (most / lanes).min(side_by_side) }, along_row, subgroups }
 }
 
 /// Every way that may be worth a try.
@@ -308,7 +313,11 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Rows> {
     let Rows::Lanes { along_row, .. } = lanes(kernel, target) else { return all };
     let most = 1usize << target.max_workgroup.min(256).ilog2();
     let side_by_side = Extents::new(kernel).rows.max(1).next_power_of_two();
-    let powers = (0..=most.ilog2()).step_by(2).map(|power| 1usize << power);
-    all.extend(powers.map(|lanes| Rows::Lanes { lanes, rows: (most / lanes).min(side_by_side), along_row }));
+    let powers = || (0..=most.ilog2()).map(|power| 1usize << power);
+    let of = |lanes, rows, subgroups| Rows::Lanes { lanes, rows, along_row, subgroups };
+    all.extend(powers().step_by(2).map(|lanes| of(lanes, (most / lanes).min(side_by_side), false)));
+    if target.subgroups {
+        all.extend(powers().filter(|lanes| *lanes >= SUBGROUP_LANES / 2).map(|lanes| of(lanes, 1, true)));
+    }
     all
 }
