@@ -182,6 +182,7 @@ target
 libraries
   cublaslt bool
   cudnn bool
+  attention? bool
 ";
 
 /// The texts of all commands. A command's own record has its name.

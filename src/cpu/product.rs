@@ -142,12 +142,15 @@ impl Compiled for MatMul {
         // SAFETY: the task's own, by the contract of `run`.
         let workspace = unsafe { self.workspace.slot(args, task, scratch) };
         let items = self.workspace.share(self.items, task);
-        let Product { m, n, k, packed, direct, .. } = self.product;
+        let Product { m, n, k, packed, ref sharing, .. } = self.product;
+        // Bytes are cut into other tiles then.
+        let lent = !sharing.is_empty() && self.elements == Elements::Floats;
+        let direct = self.product.direct || lent && args.are_apart(self.write, sharing);
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.nest.start.len()]);
         self.nest.seek(items.start / self.grid.len(), index, at);
         let mut space = Space { mem: *mem, bases };
-        let lent = self.prologues.each_ref().map(|p| p.as_ref().map(|(prologue, _)| prologue.take(&mut space)));
+        let held = self.prologues.each_ref().map(|p| p.as_ref().map(|(prologue, _)| prologue.take(&mut space)));
         let Space { mem, bases } = space;
         for item in items {
             let part = item % self.grid.len();
@@ -158,7 +161,7 @@ impl Compiled for MatMul {
             };
             let bound = [0, 1].map(|o| {
                 let (prologue, first) = self.prologues[o].as_ref()?;
-                Some(prologue.bind(args, &at[*first..], lent[o]?))
+                Some(prologue.bind(args, &at[*first..], held[o]?))
             });
             let weights = self.weights.as_ref().map(|weights| Bound { weights, args });
             let halves = self.halves.map(|dtype| Halves::right(view(1).ptr.cast(), n, k, dtype));

@@ -268,7 +268,9 @@ impl Compiled for Sliding {
         let at = &mut at[..self.images.len()];
         let [batch_stride, channel_stride] = self.windowed.input;
         let x = Image { ptr: args.at(0, self.offsets[0]).cast_const().cast::<f32>(), batch_stride, channel_stride };
-        let y = self.windowed.direct.map(|[batch_stride, channel_stride]| Image {
+        let apart = |(reads, steps): &(Vec<usize>, [usize; 2])| args.are_apart(self.write, reads).then_some(*steps);
+        let direct = self.windowed.direct.or_else(|| self.windowed.sharing.as_ref().and_then(apart));
+        let y = direct.map(|[batch_stride, channel_stride]| Image {
             ptr: args.at(self.write, self.offsets[2]).cast::<f32>(),
             batch_stride,
             channel_stride,

@@ -22,6 +22,11 @@ impl Args {
     pub fn at(&self, arg: usize, position: isize) -> *mut u8 {
         self.0[arg].wrapping_offset(position)
     }
+
+    /// True if none of these reads is where the argument is. A plan's operands share all of their bytes, or none.
+    pub fn are_apart(&self, arg: usize, reads: &[usize]) -> bool {
+        reads.iter().all(|&read| self.0[read] != self.0[arg])
+    }
 }
 
 /// The scratch memory that a kernel needs of each thread.

@@ -499,7 +499,7 @@ fn attention_is_a_call() {
     let core = Expr::input(0, half);
     let (query, key, low) = (Expr::index(3), Expr::index(4), Expr::lit(f64::NEG_INFINITY, half));
     let sees = key.le(&query);
-    let of = |score: Expr| attention_of([3, 2, 70, 66], [16, 24], score, half);
+    let of = |score: Expr| attention_of([3, 2, 200, 196], [16, 24], score, half);
     let scores = [
         ("plain", core.clone(), 1.0, false),
         ("scaled", &core * 0.25, 0.25, false),
@@ -522,7 +522,7 @@ fn attention_is_a_call() {
     }
     // Heads alone, and heads of a batch.
     for axes in [1, 2] {
-        let mut kernel = attention_of([1, 1, 64, 64], [16, 16], core.clone(), half);
+        let mut kernel = attention_of([1, 1, 192, 192], [16, 16], core.clone(), half);
         let cut = |access: &mut Access| {
             access.shape = Shape::new(&access.shape[3 - axes..]);
             access.strides.drain(..3 - axes);
@@ -543,10 +543,11 @@ fn attention_is_a_call() {
     refused("a window", of((&query - 3.0).le(&key).and(&sees).select(&core, &low)));
     refused("hidden by a finite number", of(sees.select(&core, &Expr::lit(-1e9, half))));
     refused("another condition", of(key.eq(&query).select(&core, &low)));
-    refused("f32", attention_of([3, 2, 70, 66], [16, 24], x(0), DType::F32));
-    refused("columns", attention_of([3, 2, 70, 66], [12, 24], core.clone(), half));
-    refused("wide columns", attention_of([3, 2, 70, 66], [136, 24], core.clone(), half));
-    refused("few queries", attention_of([3, 2, 8, 66], [16, 24], core.clone(), half));
+    refused("f32", attention_of([3, 2, 200, 196], [16, 24], x(0), DType::F32));
+    refused("columns", attention_of([3, 2, 200, 196], [12, 24], core.clone(), half));
+    refused("wide columns", attention_of([3, 2, 200, 196], [136, 24], core.clone(), half));
+    refused("few queries", attention_of([3, 2, 128, 196], [16, 24], core.clone(), half));
+    refused("few keys", attention_of([3, 2, 200, 128], [16, 24], core.clone(), half));
     refused("an offset", changed(&|kernel| kernel.reads[0].access.offset = 4));
     refused("rows that start anywhere", changed(&|kernel| kernel.reads[2].access.strides[3] += 1));
     refused("values read by columns", changed(&|kernel| kernel.reads[2].access.strides.swap(3, 4)));

@@ -213,15 +213,15 @@ pub fn same_elements(a: &Access, b: &Access) -> bool {
     a.offset == b.offset && steps(a) == steps(b)
 }
 
-/// True if the result may be collected in its destination. Partial sums overwrite the destination before the body has read its
-/// operands, so none of them may lie there.
-fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> bool {
-    let [write] = &kernel.writes[..] else { return false };
-    let further = &kernel.reads[kernel.further()];
+/// The reads of which none may lie where the result does, for it to be collected there: partial sums overwrite the destination before the body
+/// has read its operands. `None` if the destination cannot hold them.
+fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> Option<Vec<usize>> {
+    let [write] = &kernel.writes[..] else { return None };
     let multiplies = matches!(kernel.template, Template::MatMul | Template::Conv { .. });
     let sums_bytes = multiplies && kernel.core_dtype() == DType::I32;
     let holds = write.dtype == DType::F32 || sums_bytes && write.dtype == DType::I32;
-    holds && fits(write) && !further.iter().any(|r| same_elements(&r.access, &write.access))
+    let alike = |&read: &usize| same_elements(&kernel.reads[read].access, &write.access);
+    (holds && fits(write)).then(|| kernel.further().filter(alike).collect())
 }
 
 /// A batch axis of a product.
@@ -272,6 +272,8 @@ pub struct Product {
     pub of_bytes: bool,
     /// True if the result is collected in its destination, rather than tile by tile in the workspace.
     pub direct: bool,
+    /// Reads that may share the destination's bytes. A launch in which none of them does collects its result there, too.
+    pub sharing: Vec<usize>,
     /// True if the columns of the result are next to each other there. Others are collected in the workspace.
     pub dense: bool,
 }
@@ -307,7 +309,9 @@ impl Product {
         }
         let rows_dense = |w: &Operand| w.access.strides[rank - 1] == 1 && w.access.strides[row_axis] >= 0;
         let plain = kernel.body.is_identity();
-        let direct = collects_in_place(kernel, |w| plain || rows_dense(w));
+        let sharing = collects_in_place(kernel, |w| plain || rows_dense(w));
+        let direct = sharing.as_ref().is_some_and(Vec::is_empty);
+        let sharing = sharing.unwrap_or_default();
         let dense = n == 1 || writes[0].access.strides[rank - 1] == 1;
         let batch_axis = |axis: usize| {
             let steps = [a, b].map(|o| match o.access.strides[axis] {
@@ -322,7 +326,7 @@ impl Product {
         let halves = [a, b].map(|o| o.packed && o.dtype.is_half());
         let packed = [0, 1].map(|o| [a, b][o].packed && !halves[o]);
         let of_bytes = a.dtype.is_byte();
-        Product { batch, row_axis, m: rows, n, depth, k, packed, halves, of_bytes, direct, dense }
+        Product { batch, row_axis, m: rows, n, depth, k, packed, halves, of_bytes, direct, sharing, dense }
     }
 
     /// Number of matrices.
@@ -371,6 +375,9 @@ pub struct Windowed {
     pub input: [usize; 2],
     /// The same of the output, if the result is collected in its destination.
     pub direct: Option<[usize; 2]>,
+    /// Reads that may share the destination's bytes, and the same of the output for launches in which none of them does: those collect their
+    /// results there, too.
+    pub sharing: Option<(Vec<usize>, [usize; 2])>,
     /// True if the weights are packed.
     pub packed: bool,
     /// True if unpacked weights lie row-major, and are floats.
@@ -428,13 +435,21 @@ impl Windowed {
             _ => return Err("a convolution whose schedule is not the CPU's".into()),
         };
         let window = if let Slide::Conv(conv) = slide { conv.window } else { window };
-        let direct = collects_in_place(kernel, |w| image_steps(&w.access).is_some());
+        let sharing = collects_in_place(kernel, |w| image_steps(&w.access).is_some());
+        let steps = image_steps(&writes[0].access);
+        let (direct, sharing) = match (sharing, steps) {
+            (Some(sharing), Some(steps)) if sharing.is_empty() => (Some(steps), None),
+            // Bytes are cut into other tiles then.
+            (Some(sharing), Some(steps)) if !reads[0].dtype.is_byte() => (None, Some((sharing, steps))),
+            _ => (None, None),
+        };
         Ok(Windowed {
             slide,
             window,
             planes: [batch, out_channels],
             input: images,
-            direct: image_steps(&writes[0].access).filter(|_| direct),
+            direct,
+            sharing,
             packed: core > 1 && reads[1].packed,
             dense: core > 1 && reads[1].access.is_contiguous() && !reads[1].dtype.is_byte(),
             flipped,
