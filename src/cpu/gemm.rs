@@ -359,14 +359,17 @@ impl Gemm<'_> {
     /// As for [`Gemm::tile`].
     unsafe fn left(&self, work: &mut Work, rows: Range<usize>, k: Range<usize>) -> Left {
         let (isa, space) = (work.isa, &mut *work.a_space);
-        let packed = Slab { ptr: space.as_ptr(), depth: k.len(), skip: 0 };
+        let packed = Slab { ptr: space.as_ptr(), depth: k.len(), skip: 0, constant: false };
         let block = Some((rows.clone(), k.clone()));
         let is_there = work.left == block;
         work.left = block;
         // SAFETY: guaranteed by the caller.
         unsafe {
             let slab = match self.a {
-                Matrix::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
+                Matrix::Packed(a) => {
+                    let ptr = a.wrapping_add(rows.start * self.k);
+                    Slab { ptr, depth: self.k, skip: k.start, constant: true }
+                }
                 Matrix::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
                 // The tile beside this one had the same block.
                 _ if is_there => packed,

@@ -15,6 +15,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::error::Error;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::{self, Schedule};
+use plimsoll::internals::kernel::cpu::same_elements;
 use plimsoll::internals::kernel::meaning::{evaluate, stores};
 use plimsoll::internals::kernel::{Kernel, Operand, Template, cpu as packing, schedule};
 use plimsoll::internals::shape::{Access, Shape};
@@ -90,12 +91,30 @@ fn compare(case: &Case, expected: &[Vec<f64>], found: &[Vec<f64>]) -> Option<Str
     None
 }
 
+/// The case. Where the result of a product or of a convolution may take the bytes of a read, it stands twice: with these bytes and with its own.
+fn ways(case: Case) -> Vec<Case> {
+    let Kernel { template, reads, writes, .. } = &case.kernel;
+    let [write] = &writes[..] else { return vec![case] };
+    if !matches!(template, Template::MatMul | Template::Conv { .. } | Template::ConvTranspose { .. }) {
+        return vec![case];
+    }
+    let alike = |&read: &usize| same_elements(&reads[read].access, &write.access) && reads[read].dtype == write.dtype;
+    let Some(read) = case.kernel.further().find(alike) else { return vec![case] };
+    let way = |in_place: Option<(usize, usize)>| Case {
+        name: format!("{}{}", case.name, if in_place.is_some() { " in place" } else { " apart" }),
+        kernel: case.kernel.clone(),
+        inputs: case.inputs.clone(),
+        in_place,
+    };
+    vec![way(None), way(Some((0, read)))]
+}
+
 /// One thread and two give the same bits; packed operands and every instruction set give the same values.
 #[test]
 fn every_case_agrees_with_the_reference() {
     let mut wrong = Vec::new();
     let target = Target::cpu(2);
-    for case in kernels::cases().into_iter().filter(|case| case.is_supported(&target)) {
+    for case in kernels::cases().into_iter().filter(|case| case.is_supported(&target)).flat_map(ways) {
         let expected = evaluate(&case.kernel, &case.inputs);
         for isa in Isa::available() {
             for packed in [false, true] {

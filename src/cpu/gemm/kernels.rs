@@ -32,6 +32,8 @@ pub(super) struct Slab {
     pub(super) ptr: *const f32,
     pub(super) depth: usize,
     pub(super) skip: usize,
+    /// True if they are in the plan's memory, not in the workspace.
+    pub(super) constant: bool,
 }
 
 /// Panels of `B`: the first `count` start at `ptr + j * panel`, and their rows of [`PANEL_COLS`] are `step` apart. Columns beyond them make
@@ -88,6 +90,8 @@ struct Args {
     add: bool,
     /// The address to prefetch from, a line for every four steps.
     ahead: *const f32,
+    /// That to prefetch a panel of `A` from, three lines for every four steps.
+    a_ahead: *const f32,
 }
 
 type Kernel = unsafe fn(&Args);
@@ -150,8 +154,12 @@ impl Kernels {
         // A register tile never crosses a panel, because its height divides the panel's.
         let panel = row / PANEL_ROWS * PANEL_ROWS;
         let width = (c.m - panel).min(PANEL_ROWS);
-        let a = a.ptr.wrapping_add(panel * a.depth + a.skip * width + (row - panel));
-        let args = self.args(View { ptr: a, rs: 1, cs: width as isize }, b, c, (row, col), ahead);
+        let ptr = a.ptr.wrapping_add(panel * a.depth + a.skip * width + (row - panel));
+        // The first columns ask for the next panel of weights, which no cache may have yet.
+        let cold = a.constant && col == 0 && panel + PANEL_ROWS < c.m;
+        let more = if cold { PANEL_ROWS * a.depth } else { 0 };
+        let args = self.args(View { ptr, rs: 1, cs: width as isize }, b, c, (row, col), ahead);
+        let args = Args { a_ahead: ptr.wrapping_add(more), ..args };
         // SAFETY: guaranteed by the caller.
         unsafe { self.packed[b.panels - 1][(c.m - row).min(self.rows) - 1](&args) }
     }
@@ -186,6 +194,7 @@ impl Kernels {
             cols: b.cols,
             add: c.add,
             ahead,
+            a_ahead: a.ptr,
         }
     }
 }
@@ -227,11 +236,13 @@ unsafe fn packed_kernel<V: Terms, const M: usize, const W: usize>(args: &Args) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sum = [[V::zero(); W]; M];
-        let (mut a, mut b, mut ahead) = (args.a, args.b, args.ahead);
+        let (mut a, mut b, mut ahead, mut a_ahead) = (args.a, args.b, args.ahead, args.a_ahead);
         let (a_step, b_step, b_next) = (args.a_cs as usize, args.b_step, args.b_next);
         for _ in 0..args.k / 4 {
             prefetch(ahead);
             ahead = ahead.wrapping_add(16);
+            (0..3).for_each(|line| prefetch(a_ahead.wrapping_add(16 * line)));
+            a_ahead = a_ahead.wrapping_add(4 * PANEL_ROWS);
             for p in 0..4 {
                 step(&mut sum, a.add(p * a_step), 1, b.add(p * b_step), b_next);
             }
