@@ -1,5 +1,6 @@
 // LANES invocations per row, ROWS rows per workgroup. Each lane reduces blocks of its elements, four on their way at a time, then the
-// blocks, then the lanes meet in a tree: short sums of short sums, for accuracy.
+// blocks, then the lanes meet in a tree: short sums of short sums, for accuracy. With subgroups, the lanes of each meet in one, and their results
+// one after another.
 let lane = thread / LANE_STEP % LANES;
 let row = group * ROWS + thread / ROW_STEP % ROWS;
 let live = row < COUNT;

@@ -529,6 +529,10 @@ impl Target {
         if self.subgroups && self.family != Family::Wgpu {
             return Err("subgroups: expected false, as they are wgpu's".into());
         }
+        let Libraries { cublaslt, cudnn, attention } = self.libraries;
+        ensure(!attention || cublaslt && cudnn, || {
+            "libraries.attention: expected false, as it is cuDNN's, which calls cuBLASLt".to_owned()
+        })?;
         if !self.staging.is_multiple_of(self.alignment) {
             return Err(format!("staging: expected a multiple of {}, found {}", self.alignment, self.staging));
         }

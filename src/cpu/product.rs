@@ -143,14 +143,12 @@ impl Compiled for MatMul {
         let workspace = unsafe { self.workspace.slot(args, task, scratch) };
         let items = self.workspace.share(self.items, task);
         let Product { m, n, k, packed, ref sharing, .. } = self.product;
-        // Bytes are cut into other tiles then.
-        let lent = !sharing.is_empty() && self.elements == Elements::Floats;
-        let direct = self.product.direct || lent && args.are_apart(self.write, sharing);
+        let direct = self.product.direct || !sharing.is_empty() && args.are_apart(self.write, sharing);
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.nest.start.len()]);
         self.nest.seek(items.start / self.grid.len(), index, at);
         let mut space = Space { mem: *mem, bases };
-        let held = self.prologues.each_ref().map(|p| p.as_ref().map(|(prologue, _)| prologue.take(&mut space)));
+        let lent = self.prologues.each_ref().map(|p| p.as_ref().map(|(prologue, _)| prologue.take(&mut space)));
         let Space { mem, bases } = space;
         for item in items {
             let part = item % self.grid.len();
@@ -161,7 +159,7 @@ impl Compiled for MatMul {
             };
             let bound = [0, 1].map(|o| {
                 let (prologue, first) = self.prologues[o].as_ref()?;
-                Some(prologue.bind(args, &at[*first..], held[o]?))
+                Some(prologue.bind(args, &at[*first..], lent[o]?))
             });
             let weights = self.weights.as_ref().map(|weights| Bound { weights, args });
             let halves = self.halves.map(|dtype| Halves::right(view(1).ptr.cast(), n, k, dtype));

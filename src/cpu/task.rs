@@ -23,7 +23,7 @@ impl Args {
         self.0[arg].wrapping_offset(position)
     }
 
-    /// True if none of these reads is where the argument is. A plan's operands share all of their bytes, or none.
+    /// True if none of these reads begins where the argument does. The backend refuses launches whose slices overlap and are not equal.
     pub fn are_apart(&self, arg: usize, reads: &[usize]) -> bool {
         reads.iter().all(|&read| self.0[read] != self.0[arg])
     }

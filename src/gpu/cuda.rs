@@ -197,7 +197,8 @@ pub struct Cuda {
 }
 
 // SAFETY: handles of the driver belong to no thread once the context is made current, which every method does first; pinned memory is
-// used under `&mut self` alone; the group of ranks is shared by nothing but steps of records, which go where the device goes.
+// used under `&mut self` alone; the group of ranks and the plans of attention are shared by nothing but steps of records, which go where the
+// device goes.
 unsafe impl Send for Cuda {}
 
 impl Cuda {

@@ -140,6 +140,63 @@ fn every_case_agrees_on_cuda() {
     }
 }
 
+/// Attention that is long enough for cuDNN, on the first CUDA device: of all keys or causal, with more queries than keys or fewer, with heads that
+/// share keys, of three to five axes.
+#[cfg(feature = "cuda")]
+#[test]
+fn attention_of_the_library_agrees() {
+    use crate::kernels::elements;
+    use crate::library::attention_of;
+    use plimsoll::internals::backend::cuda::{Settings, library::Search, open};
+    use plimsoll::internals::dtype::DType;
+    use plimsoll::internals::expr::Expr;
+    use plimsoll::internals::kernel::call::Call;
+    use plimsoll::internals::shape::Shape;
+    let mut cuda = match open(&Search::here(), &Settings::default()) {
+        Ok((cuda, _)) => cuda,
+        Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
+        Err(error) => return eprintln!("SKIPPED: {error}"),
+    };
+    let target = cuda.target().clone();
+    if !target.libraries.attention || target.compute != 90 {
+        return eprintln!("SKIPPED: there is no cuDNN for it, or another device");
+    }
+    stage(&mut *cuda, 64 << 10);
+    let arena = [(); 2].map(|()| cuda.alloc(16 << 20, Memory::Device).expect("the device has 16 MiB"));
+    let shapes = [
+        ([3, 2, 200, 196], [16, 24], 5),
+        ([2, 1, 333, 200], [64, 64], 5),
+        ([1, 4, 200, 333], [128, 64], 5),
+        ([1, 1, 256, 256], [128, 128], 4),
+        ([1, 1, 192, 197], [40, 80], 3),
+    ];
+    for (dtype, (heads, columns, axes), causal, offset) in
+        [DType::F16, DType::BF16].into_iter().flat_map(|dtype| shapes.map(|shape| (dtype, shape))).flat_map(
+            |(dtype, shape)| [(false, 0), (true, 0), (true, 16)].map(|(causal, offset)| (dtype, shape, causal, offset)),
+        )
+    {
+        let score = Expr::input(0, dtype) * 0.25;
+        let sees = Expr::index(axes - 1).le(&Expr::index(axes - 2));
+        let score = if causal { sees.select(&score, &Expr::lit(f64::NEG_INFINITY, dtype)) } else { score };
+        let mut kernel = attention_of(heads, columns, score, dtype);
+        for operand in kernel.reads.iter_mut().chain(&mut kernel.writes) {
+            operand.access.shape = Shape::new(&operand.access.shape[5 - axes..]);
+            operand.access.strides.drain(..5 - axes);
+            operand.access.offset = offset;
+        }
+        kernel.shape = kernel.writes[0].access.shape.clone();
+        let values = |seed: usize, operand: &Operand| -> Vec<f64> {
+            (0..elements(&operand.access)).map(|i| ((i * 7 + seed * 3 + i / 13) % 17) as f64 * 0.125 - 1.0).collect()
+        };
+        let inputs = kernel.reads.iter().enumerate().map(|(seed, operand)| values(seed, operand)).collect();
+        let name = format!("{heads:?}, {columns:?} of {dtype}, {axes} axes, causal {causal}, from element {offset}");
+        let case = Case { name, kernel, inputs, in_place: None };
+        let kernel = scheduled(&case.kernel, &target);
+        assert!(matches!(kernel.schedule.call(), Some(Call::Attention(_))), "{}: {}", case.name, kernel.schedule);
+        run_by(&mut *cuda, &case, kernel, arena).unwrap_or_else(|what| panic!("{}: {what}", case.name));
+    }
+}
+
 #[cfg(feature = "wgpu")]
 mod wgpu {
     use super::*;

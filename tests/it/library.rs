@@ -82,7 +82,7 @@ fn attention(a: &Attention, buffers: &mut Buffers) {
         let score = |n: u64| {
             let factor =
                 |c: u64| buffers[a.q.slot][at(&a.q, [b, h, m, c])] * buffers[a.k.slot][at(&a.k, [b, own, n, c])];
-            a.scale * (0..columns).map(factor).sum::<f64>()
+            f64::from(a.scale) * (0..columns).map(factor).sum::<f64>()
         };
         let powers: Vec<f64> = (0..seen).map(|n| score(n).exp()).collect();
         let sum: f64 = powers.iter().sum();
@@ -462,7 +462,7 @@ fn gradients_by_data_are_calls() {
 }
 
 /// An attention of so many queries and keys: `heads` of keys, each of so many of queries. Operands lie token by token.
-fn attention_of([heads, shared, m, n]: [usize; 4], [d, e]: [usize; 2], score: Expr, dtype: DType) -> Kernel {
+pub(crate) fn attention_of([heads, shared, m, n]: [usize; 4], [d, e]: [usize; 2], score: Expr, dtype: DType) -> Kernel {
     let (batch, all) = (2, heads * shared);
     let token = |shape: [usize; 5], heads: usize, turned: bool| {
         let columns = if turned { shape[3] } else { shape[4] };
@@ -510,7 +510,10 @@ fn attention_is_a_call() {
     for (name, score, scale, causal) in scores {
         let kernel = of(score);
         let Some(Call::Attention(call)) = called(&kernel, &Target::cuda()) else { panic!("{name}: no call") };
-        assert!((call.scale, call.causal) == (scale, causal) && call.q.dims[1] == 6 && call.k.dims[1] == 3, "{name}");
+        assert!(
+            (f64::from(call.scale), call.causal) == (scale, causal) && call.q.dims[1] == 6 && call.k.dims[1] == 3,
+            "{name}"
+        );
         let values = |operand: &Operand, seed: usize| -> Vec<f64> {
             (0..elements(&operand.access)).map(|i| ((i * 7 + seed * 3) % 11) as f64 * 0.125 - 0.5).collect()
         };
@@ -552,8 +555,19 @@ fn attention_is_a_call() {
     refused("rows that start anywhere", changed(&|kernel| kernel.reads[2].access.strides[3] += 1));
     refused("values read by columns", changed(&|kernel| kernel.reads[2].access.strides.swap(3, 4)));
     refused("a batch that stands still", changed(&|kernel| kernel.reads[1].access.strides[0] = 0));
+    refused("a factor beyond f32", of(&core.cast(DType::F32) * 1e30 * 1e30));
+    refused("a factor in parts beyond f32", of(&core.cast(DType::F32) * 1e38 * 1e-38 * 1e38));
+    let later = Target { compute: 100, ..Target::cuda() };
+    assert_eq!(called(&of(core.clone()), &later), None, "another architecture");
+    let unseen = Template::Attention {
+        score: Body::new(std::slice::from_ref(&core)),
+        further: 0,
+        guarded: Some(Guard::Unseen),
+        fold: Fold::Softmax,
+    };
+    refused("guarded where nothing is seen", changed(&|kernel| kernel.template = unseen.clone()));
     let guarded = Template::Attention {
-        score: Body::new(&[core.clone()]),
+        score: Body::new(std::slice::from_ref(&core)),
         further: 0,
         guarded: Some(Guard::All),
         fold: Fold::Softmax,

@@ -313,7 +313,7 @@ fn libraries_stay_where_they_belong() {
             ("libloading::", &["backend::mpi", "gpu::cuda", "gpu::wgpu"]),
             ("memmap2::", &["file"]),
             ("indicatif::", &["cli"]),
-            ("libc::", &["cli::stop", "file"]),
+            ("libc::", &["cli::stop", "cpu::memory", "file"]),
             ("pyo3::", &["python"]),
         ];
         for (library, allowed) in confined {

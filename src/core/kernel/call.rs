@@ -169,6 +169,7 @@ impl Conv {
 /// An attention: `o = softmax(scale * q k^T) v`, summed in `f32`. Each operand is `[batch, heads, rows, columns]`; heads of keys and values may be
 /// fewer, each of as many neighbouring ones of queries.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Attention {
     /// Queries.
     pub q: Image,
@@ -179,7 +180,7 @@ pub struct Attention {
     /// The result.
     pub o: Image,
     /// Factor of the scores.
-    pub scale: f64,
+    pub scale: f32,
     /// True if a query sees the keys up to its own place alone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub causal: bool,
@@ -210,7 +211,8 @@ const MIB: u64 = 1 << 20;
 /// Bytes within which cuDNN has a fast algorithm for gradients of 16-bit floats by the data.
 const BACKWARD: u64 = 8 * MIB;
 
-/// Bytes that cuDNN's attention notes things in; version 9.19 asks for 256.
+/// Bytes that cuDNN's attention notes things in: versions 9.14 and 9.19 ask for 256, however long it is. A plan of the library that asks for more
+/// is not taken.
 const ATTENTION: u64 = 4 << 10;
 
 /// About four times the multiprocessors of a large device. With fewer tiles, the last turn leaves many of them idle. BERT-base's products

@@ -3,9 +3,9 @@
 use plimsoll_core::kernel::cpu::gemm::{PANEL_COLS, PANEL_ROWS, TILE_ROWS};
 use std::ops::Range;
 
-/// The time in which an element is copied to a panel, in that of a product.
+/// The time in which an element is copied to a panel, as that of so many multiply-adds with AVX-512. It decides who computes what, never what.
 pub const COPIED: usize = 6;
-/// The time in which one is computed for a panel.
+/// The same of one that is computed for a panel.
 pub const PRODUCED: usize = 24;
 
 /// How to share a product among threads: a grid of ranges, all of about the same size.

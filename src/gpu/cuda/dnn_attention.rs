@@ -91,7 +91,7 @@ struct Shape {
 impl Shape {
     fn of(image: &Image) -> Result<Shape, String> {
         let four = |list: &[u64]| -> Result<[i64; 4], String> {
-            let [a, b, c, d] = list else { return Err("a matrix has two axes, its batch two".into()) };
+            let [a, b, c, d] = list else { return Err(format!("expected four extents, found {}", list.len())) };
             let number = |&n: &u64| i64::try_from(n).map_err(|_| format!("{n} is more than cuDNN counts"));
             Ok([number(a)?, number(b)?, number(c)?, number(d)?])
         };
@@ -121,14 +121,14 @@ enum Place {
     Host,
 }
 
-/// Names of the tensors that a launch has addresses of.
-const NAMES: [i64; 6] = [Q, K, V, O, SCALE, LOW];
+/// Names of the tensors that a launch has addresses of. Other names begin with [`VALUES`].
 const Q: i64 = 1;
 const K: i64 = 2;
 const V: i64 = 3;
 const O: i64 = 4;
 const SCALE: i64 = 5;
 const LOW: i64 = 6;
+const VALUES: i64 = 100;
 
 /// A graph as it grows.
 struct Graph<'a> {
@@ -170,7 +170,7 @@ impl Graph<'_> {
 
     /// A value between two operations.
     fn value(&mut self, data: u32, shape: Shape) -> Result<Tensor, Refusal> {
-        let name = 100 + self.made.len() as i64;
+        let name = VALUES + self.made.len() as i64;
         self.tensor(name, data, shape, Place::Nowhere)
     }
 
@@ -357,7 +357,7 @@ pub(super) struct Attended {
     plan: Rc<Plan>,
     pack: Descriptor,
     /// The numbers that the pack has the addresses of.
-    _numbers: Box<[f32; 2]>,
+    _numbers: Rc<[f32; 2]>,
 }
 
 impl CudnnHandle {
@@ -377,14 +377,15 @@ impl CudnnHandle {
         if made.bytes > workspace.1 {
             return Err(format!("it wants {} bytes of workspace, there are {}", made.bytes, workspace.1));
         }
-        let numbers = Box::new([call.scale as f32, f32::NEG_INFINITY]);
+        let numbers = Rc::new([call.scale, f32::NEG_INFINITY]);
         let at = |image: &Image| (slots[image.slot] + image.offset * image.dtype.size() as u64) as usize as *mut c_void;
         let number = |i: usize| std::ptr::from_ref(&numbers[i]).cast_mut().cast::<c_void>();
-        let addresses = [at(&call.q), at(&call.k), at(&call.v), at(&call.o), number(0), number(1)];
-        let count = NAMES.len() - usize::from(!call.causal);
+        let operands = [(Q, at(&call.q)), (K, at(&call.k)), (V, at(&call.v)), (O, at(&call.o)), (SCALE, number(0))];
+        let low = call.causal.then(|| (LOW, number(1)));
+        let (names, addresses): (Vec<i64>, Vec<*mut c_void>) = operands.into_iter().chain(low).unzip();
         let pack = Descriptor::new(&self.dnn, Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?;
-        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Type::CUDNN_TYPE_INT64, &NAMES[..count])?;
-        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Type::CUDNN_TYPE_VOID_PTR, &addresses[..count])?;
+        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, Type::CUDNN_TYPE_INT64, &names)?;
+        pack.set(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, Type::CUDNN_TYPE_VOID_PTR, &addresses)?;
         let space = [workspace.0 as usize as *mut c_void];
         pack.set(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, Type::CUDNN_TYPE_VOID_PTR, &space)?;
         pack.finish()?;

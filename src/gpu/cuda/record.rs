@@ -586,6 +586,7 @@ impl Cuda {
         workspace: (CUdeviceptr, u64),
     ) -> Result<Step> {
         let mut chosen = self.chosen.get(&id).cloned().unwrap_or_default();
+        let fresh = matches!(call, Call::Attention(_)) && chosen.attention.is_none();
         let handles = (self.blas.is_some(), self.cudnn.is_some());
         self.measure(None);
         let step = match call {
@@ -607,7 +608,8 @@ impl Cuda {
             }
         };
         self.chosen.insert(id, chosen);
-        if handles != (self.blas.is_some(), self.cudnn.is_some()) {
+        // A library opens when it is first called, and compiles an attention when that is.
+        if fresh || handles != (self.blas.is_some(), self.cudnn.is_some()) {
             self.measure(Some(|taken| &mut taken.libraries));
         }
         step.map_err(|why| {

@@ -70,12 +70,12 @@ impl Cache {
         }
         let Some(data) = self.pipelines.get_data().filter(|data| data.len() != self.kept.load(Relaxed)) else { return };
         let entry = kept::entry(MAGIC, &self.key, &data);
-        let written = if entry.len() as u64 <= MOST_BYTES {
-            kept::store(&self.path, &entry)
-        } else {
-            std::fs::remove_file(&self.path)
-        };
-        match written {
+        if entry.len() as u64 > MOST_BYTES {
+            tracing::debug!(bytes = entry.len(), "pipelines are more than a file holds: it begins anew");
+            let _ = std::fs::remove_file(&self.path);
+            return self.kept.store(0, Relaxed);
+        }
+        match kept::store(&self.path, &entry) {
             Ok(()) => {
                 tracing::debug!(bytes = data.len(), "pipelines kept");
                 self.kept.store(data.len(), Relaxed);

@@ -215,7 +215,7 @@ pub fn same_elements(a: &Access, b: &Access) -> bool {
 
 /// The reads of which none may lie where the result does, for it to be collected there: partial sums overwrite the destination before the body
 /// has read its operands. `None` if the destination cannot hold them.
-fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> Option<Vec<usize>> {
+fn reads_in_the_way(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> Option<Vec<usize>> {
     let [write] = &kernel.writes[..] else { return None };
     let multiplies = matches!(kernel.template, Template::MatMul | Template::Conv { .. });
     let sums_bytes = multiplies && kernel.core_dtype() == DType::I32;
@@ -309,9 +309,10 @@ impl Product {
         }
         let rows_dense = |w: &Operand| w.access.strides[rank - 1] == 1 && w.access.strides[row_axis] >= 0;
         let plain = kernel.body.is_identity();
-        let sharing = collects_in_place(kernel, |w| plain || rows_dense(w));
+        let sharing = reads_in_the_way(kernel, |w| plain || rows_dense(w));
         let direct = sharing.as_ref().is_some_and(Vec::is_empty);
-        let sharing = sharing.unwrap_or_default();
+        // Bytes are cut into other tiles then.
+        let sharing = sharing.filter(|_| !a.dtype.is_byte()).unwrap_or_default();
         let dense = n == 1 || writes[0].access.strides[rank - 1] == 1;
         let batch_axis = |axis: usize| {
             let steps = [a, b].map(|o| match o.access.strides[axis] {
@@ -435,7 +436,7 @@ impl Windowed {
             _ => return Err("a convolution whose schedule is not the CPU's".into()),
         };
         let window = if let Slide::Conv(conv) = slide { conv.window } else { window };
-        let sharing = collects_in_place(kernel, |w| image_steps(&w.access).is_some());
+        let sharing = reads_in_the_way(kernel, |w| image_steps(&w.access).is_some());
         let steps = image_steps(&writes[0].access);
         let (direct, sharing) = match (sharing, steps) {
             (Some(sharing), Some(steps)) if sharing.is_empty() => (Some(steps), None),

@@ -6,18 +6,19 @@ use crate::kernel::templates::scaled;
 use crate::kernel::{Guard, Kernel, Operand};
 use crate::target::Target;
 
-/// Columns of queries, and of values, that the library takes.
+/// Columns of queries, and of values, that the library was seen to compute fast.
 const WIDEST: u64 = 128;
 /// Elements of 16 bits that the library moves at once.
 const AT_ONCE: u64 = 8;
 
-/// The attention of a kernel, if its scores are products times one number, of all keys or of those up to a query's own place.
+/// The attention of a kernel, if its scores are products times one number, of all keys or of those up to a query's own place. The library's kernels
+/// for later devices than compute capability 9.0 were not seen.
 pub(super) fn call(kernel: &Kernel, score: &Body, guarded: Option<Guard>, target: &Target) -> Option<Call> {
     let [q, k, v] = &kernel.reads[..] else { return None };
     let o = &kernel.writes[0];
     let operands = [q, k, v, o];
-    // Rows that see a key are no number only where the operands are none.
-    let plain = guarded != Some(Guard::All) && operands.iter().all(|o| o.dtype == q.dtype && !o.packed);
+    // The library has no guard, and finite numbers may have infinite products.
+    let plain = guarded.is_none() && operands.iter().all(|o| o.dtype == q.dtype && !o.packed);
     if !plain || !q.dtype.is_half() || target.compute != 90 {
         return None;
     }

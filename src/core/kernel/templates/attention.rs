@@ -202,11 +202,12 @@ pub fn band(kernel: &Kernel) -> Option<Band> {
     (exact && all).then_some(found.band)
 }
 
-/// The factor of scores that are products times one positive number, and the band that hides the others, if that is all that they are.
-pub fn scaled(score: &Body, rank: usize) -> Option<(f64, Band)> {
+/// The factor of scores that are products times one positive number, and the band that hides the others, if that is all that they are. Scores are
+/// held in `f32`, in whatever 16-bit type the code has them, as registers of rendered kernels hold them.
+pub fn scaled(score: &Body, rank: usize) -> Option<(f32, Band)> {
     let mut found = Conditions::new(score, rank);
-    let scale = found.scaled(*score.results.first()?)?;
-    (!found.others && scale.is_finite() && scale > 0.0).then_some((scale, found.band))
+    let scale = found.score(*score.results.first()?)?;
+    (!found.others && scale > 0.0).then_some((scale, found.band))
 }
 
 struct Conditions<'a> {
@@ -257,44 +258,49 @@ impl<'a> Conditions<'a> {
         }
     }
 
+    fn constant(&self, i: u32) -> Option<f64> {
+        if let Code::Const(number) = self.code(i) { Some(number) } else { None }
+    }
+
     /// The factor of the product, if a score is nothing else but conditions. Those stand behind the factor.
-    fn scaled(&mut self, i: u32) -> Option<f64> {
-        let constant = |i: u32| if let Code::Const(number) = self.code(i) { Some(number) } else { None };
+    fn score(&mut self, i: u32) -> Option<f32> {
         match self.code(i) {
-            Code::Select(condition, shown, hidden) if constant(hidden).is_some_and(|low| low <= LOWEST) => {
+            Code::Select(condition, shown, hidden) if self.constant(hidden).is_some_and(|low| low <= LOWEST) => {
                 self.condition(condition);
-                self.scaled(shown)
+                self.score(shown)
             }
             // A sum of a score and what is hidden.
             Code::Binary(Binary::Add, a, b) => {
                 let hides = |i: u32| match self.code(i) {
                     Code::Select(condition, shown, hidden) => {
-                        let low = constant(hidden).is_some_and(|low| low <= LOWEST);
-                        (low && constant(shown) == Some(0.0)).then_some(condition)
+                        let low = self.constant(hidden).is_some_and(|low| low <= LOWEST);
+                        (low && self.constant(shown) == Some(0.0)).then_some(condition)
                     }
                     _ => None,
                 };
                 let (condition, score) = hides(a).map(|c| (c, b)).or_else(|| hides(b).map(|c| (c, a)))?;
                 self.condition(condition);
-                self.scaled(score)
+                self.score(score)
             }
-            Code::Cast(from) if self.body.code[i as usize].dtype.is_float() => self.scaled(from),
+            Code::Cast(from) if self.body.code[i as usize].dtype.is_float() => self.score(from),
             _ => self.factor(i),
         }
     }
 
-    /// The number that the product is times.
-    fn factor(&self, i: u32) -> Option<f64> {
-        let constant = |i: u32| if let Code::Const(number) = self.code(i) { Some(number) } else { None };
+    /// The number that the product is times, in `f32`. Neither it nor any part of it may be beyond the normal numbers: the product times one
+    /// part might not be.
+    fn factor(&self, i: u32) -> Option<f32> {
+        let normal = |number: f32| number.is_normal().then_some(number);
+        let constant = |i: u32| self.constant(i).and_then(|number| normal(number as f32));
         match self.code(i) {
             Code::Input(0) => Some(1.0),
             Code::Cast(from) if self.body.code[i as usize].dtype.is_float() => self.factor(from),
             Code::Binary(Binary::Mul, a, b) => match (constant(a), constant(b)) {
-                (Some(by), None) => Some(by * self.factor(b)?),
-                (None, Some(by)) => Some(by * self.factor(a)?),
+                (Some(by), None) => normal(by * self.factor(b)?),
+                (None, Some(by)) => normal(by * self.factor(a)?),
                 _ => None,
             },
-            Code::Binary(Binary::Div, a, b) => Some(self.factor(a)? / constant(b)?),
+            Code::Binary(Binary::Div, a, b) => normal(self.factor(a)? / constant(b)?),
             _ => None,
         }
     }
@@ -353,7 +359,12 @@ impl<'a> Conditions<'a> {
             Code::Index(axis) if axis == self.axes[0] => Some([1, 0, 0]),
             Code::Index(axis) if axis == self.axes[1] => Some([0, 1, 0]),
             Code::Const(number) if number.fract() == 0.0 && number.abs() < 1e9 => Some([0, 0, number as isize]),
-            Code::Cast(from) if self.body.code[from as usize].dtype.is_int() => self.linear(from),
+            // A narrower type would hold other numbers.
+            Code::Cast(from) if self.body.code[from as usize].dtype.is_int() => {
+                let wide =
+                    matches!(self.body.code[i as usize].dtype, DType::I32 | DType::I64 | DType::F32 | DType::F64);
+                self.linear(from).filter(|_| wide)
+            }
             Code::Binary(op @ (Binary::Add | Binary::Sub), a, b) => {
                 let (a, b) = (self.linear(a)?, self.linear(b)?);
                 Some([0, 1, 2].map(|k| if op == Binary::Add { a[k] + b[k] } else { a[k] - b[k] }))
