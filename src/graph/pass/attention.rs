@@ -227,32 +227,40 @@ fn unrounded(graph: &Graph, weights: &mut ValueId, nodes: &mut Vec<NodeId>) -> O
 
 /// The scores whose softmax over the last axis is `weights`, their maximum, and the softmax's nodes.
 fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, Vec<NodeId>)> {
-    let rank = graph.fact(weights).shape.len();
-    let folds_columns = |value: ValueId| {
-        let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
-        let facts = [Some(graph.fact(operand))];
-        let axes = Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.reduced_axes().ok()?;
-        (axes == [rank - 1] && graph.fact(value).shape.len() == rank).then_some(())
-    };
     let &[exp, sum] = &named(graph, weights, "Div")?[..] else { return None };
     let &[shifted] = &named(graph, exp, "Exp")?[..] else { return None };
     let &[scores, max] = &named(graph, shifted, "Sub")?[..] else { return None };
-    folds_columns(sum)?;
-    folds_columns(max)?;
+    folds_columns(graph, sum)?;
     (named(graph, sum, "ReduceSum")?[0] == exp).then_some(())?;
     let mut nodes = [weights, exp, sum, shifted, max].map(|value| value.node).to_vec();
-    let compared = named(graph, max, "ReduceMax")?[0];
+    let compared = largest_of(graph, max)?;
     if compared == scores {
         return Some((scores, max, nodes));
     }
     // Each reader of halves may widen them itself.
-    let of = |value: ValueId| {
-        let source = *named(graph, value, "Cast")?.first()?;
-        (graph.fact(value).dtype == DType::F32 && graph.fact(source).dtype.is_half()).then_some(source)
-    };
-    let source = of(scores).filter(|&source| of(compared) == Some(source))?;
+    let source = widened(graph, scores).filter(|&source| widened(graph, compared) == Some(source))?;
     nodes.extend([scores.node, compared.node]);
     Some((source, max, nodes))
+}
+
+/// Passes if a value is a reduction over the last axis, which it keeps.
+fn folds_columns(graph: &Graph, value: ValueId) -> Option<()> {
+    let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
+    let (facts, rank) = ([Some(graph.fact(operand))], graph.fact(operand).shape.len());
+    let axes = Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.reduced_axes().ok()?;
+    (axes == [rank.checked_sub(1)?] && graph.fact(value).shape.len() == rank).then_some(())
+}
+
+/// The value whose rows' largest elements this one is.
+fn largest_of(graph: &Graph, value: ValueId) -> Option<ValueId> {
+    let of = *named(graph, value, "ReduceMax")?.first()?;
+    folds_columns(graph, value).map(|()| of)
+}
+
+/// The 16-bit floats that a value is in `f32`.
+fn widened(graph: &Graph, value: ValueId) -> Option<ValueId> {
+    let source = *named(graph, value, "Cast")?.first()?;
+    (graph.fact(value).dtype == DType::F32 && graph.fact(source).dtype.is_half()).then_some(source)
 }
 
 /// The attention that ends in a matrix product, if nothing else reads its intermediate values, or, where it is trained, nothing else that is
@@ -269,10 +277,17 @@ fn ending_in(graph: &Graph, sink: NodeId, decisions: &Decisions, is_trained: boo
         return None;
     }
     let (scores, max, inner) = softmax(graph, weights)?;
-    if compared.is_some_and(|compared| compared != max) {
-        return None;
-    }
     let mut nodes: HashSet<NodeId> = nodes.into_iter().chain(inner.iter().copied()).chain([sink]).collect();
+    if let Some(compared) = compared.filter(|&compared| compared != max) {
+        // The softmax of 16-bit floats widens its scores; the guard may compare the largest of the scores as they were, or of a
+        // copy.
+        let own = largest_of(graph, compared).filter(|_| !is_trained)?;
+        nodes.insert(compared.node);
+        if own != scores {
+            widened(graph, own).filter(|&source| source == scores)?;
+            nodes.insert(own.node);
+        }
+    }
 
     // Up from the scores: elementwise nodes of their shape that nothing else reads, and one product.
     let inside = |value: ValueId, nodes: &HashSet<NodeId>| {
