@@ -559,20 +559,13 @@ fn attention_is_a_call() {
     refused("a factor in parts beyond f32", of(&core.cast(DType::F32) * 1e38 * 1e-38 * 1e38));
     let later = Target { compute: 100, ..Target::cuda() };
     assert_eq!(called(&of(core.clone()), &later), None, "another architecture");
-    let unseen = Template::Attention {
-        score: Body::new(std::slice::from_ref(&core)),
-        further: 0,
-        guarded: Some(Guard::Unseen),
-        fold: Fold::Softmax,
-    };
-    refused("guarded where nothing is seen", changed(&|kernel| kernel.template = unseen.clone()));
-    let guarded = Template::Attention {
-        score: Body::new(std::slice::from_ref(&core)),
-        further: 0,
-        guarded: Some(Guard::All),
-        fold: Fold::Softmax,
-    };
-    refused("guarded", changed(&|kernel| kernel.template = guarded.clone()));
+    for guard in [Guard::Unseen, Guard::All] {
+        let guarded = |kernel: &mut Kernel| {
+            let Template::Attention { guarded, .. } = &mut kernel.template else { unreachable!("it is one") };
+            *guarded = Some(guard);
+        };
+        refused(&format!("guarded: {guard:?}"), changed(&guarded));
+    }
 }
 
 #[test]

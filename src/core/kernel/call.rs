@@ -211,8 +211,8 @@ const MIB: u64 = 1 << 20;
 /// Bytes within which cuDNN has a fast algorithm for gradients of 16-bit floats by the data.
 const BACKWARD: u64 = 8 * MIB;
 
-/// Bytes that cuDNN's attention notes things in: versions 9.14 and 9.19 ask for 256, however long it is. A plan of the library that asks for more
-/// is not taken.
+/// Bytes of workspace for cuDNN's attention. Version 9.19 asks for 256 at any length, and 9.14 for no more than this. A plan of the library that
+/// asks for more is not taken.
 const ATTENTION: u64 = 4 << 10;
 
 /// About four times the multiprocessors of a large device. With fewer tiles, the last turn leaves many of them idle. BERT-base's products

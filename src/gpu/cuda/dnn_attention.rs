@@ -152,6 +152,13 @@ impl Graph<'_> {
         Ok(raw)
     }
 
+    /// Makes an operation, which comes behind those that are there.
+    fn operate(&mut self, kind: Kind, fill: impl FnOnce(&Descriptor) -> Result<(), Refusal>) -> Result<(), Refusal> {
+        let operation = self.make(kind, fill)?;
+        self.operations.push(operation);
+        Ok(())
+    }
+
     fn tensor(&mut self, name: i64, data: u32, shape: Shape, place: Place) -> Result<Tensor, Refusal> {
         self.make(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR, |tensor| {
             tensor.set_data(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, data)?;
@@ -182,14 +189,12 @@ impl Graph<'_> {
         let kind = self.make(Kind::CUDNN_BACKEND_MATMUL_DESCRIPTOR, |product| {
             product.set_data(Name::CUDNN_ATTR_MATMUL_COMP_TYPE, F32)
         })?;
-        let operation = self.make(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, |product| {
+        self.operate(Kind::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, |product| {
             product.set_raw(Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC, a)?;
             product.set_raw(Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC, b)?;
             product.set_raw(Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC, to)?;
             product.set_raw(Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, kind)
-        })?;
-        self.operations.push(operation);
-        Ok(())
+        })
     }
 
     fn join(&mut self, join: Join, from: Tensor, to: Tensor) -> Result<(), Refusal> {
@@ -198,13 +203,11 @@ impl Graph<'_> {
             let ty = Type::CUDNN_TYPE_REDUCTION_OPERATOR_TYPE;
             reduction.set(Name::CUDNN_ATTR_REDUCTION_OPERATOR, ty, &[join as u32])
         })?;
-        let operation = self.make(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, |reduction| {
+        self.operate(Kind::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, |reduction| {
             reduction.set_raw(Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind)?;
             reduction.set_raw(Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, from)?;
             reduction.set_raw(Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, to)
-        })?;
-        self.operations.push(operation);
-        Ok(())
+        })
     }
 
     /// An operation on elements: on one or two operands, or on a condition behind both. `axis` is that of an index.
@@ -223,7 +226,7 @@ impl Graph<'_> {
             operation.set_data(Name::CUDNN_ATTR_POINTWISE_MATH_PREC, precision)?;
             axis.map_or(Ok(()), |axis| operation.set(Name::CUDNN_ATTR_POINTWISE_AXIS, Type::CUDNN_TYPE_INT64, &[axis]))
         })?;
-        let operation = self.make(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, |operation| {
+        self.operate(Kind::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, |operation| {
             operation.set_raw(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind)?;
             let names = [
                 Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
@@ -240,9 +243,7 @@ impl Graph<'_> {
                 operation.set(factor, Type::CUDNN_TYPE_FLOAT, &[1f32])?;
             }
             Ok(())
-        })?;
-        self.operations.push(operation);
-        Ok(())
+        })
     }
 
     /// A new value of some operands.

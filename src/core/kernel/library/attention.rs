@@ -3,7 +3,7 @@
 use super::{Attention, Call, Image};
 use crate::expr::Body;
 use crate::kernel::templates::scaled;
-use crate::kernel::{Guard, Kernel, Operand};
+use crate::kernel::{Guard, Kernel, Operand, fits_i32};
 use crate::target::Target;
 
 /// Columns of queries, and of values, that the library was seen to compute fast.
@@ -11,15 +11,15 @@ const WIDEST: u64 = 128;
 /// Elements of 16 bits that the library moves at once.
 const AT_ONCE: u64 = 8;
 
-/// The attention of a kernel, if its scores are products times one number, of all keys or of those up to a query's own place. The library's kernels
-/// for later devices than compute capability 9.0 were not seen.
+/// The attention of a kernel, if its scores are products times one number, of all keys or of those up to a query's own place. The library was tried
+/// on compute capability 9.0 alone, with elements that 32 bits count.
 pub(super) fn call(kernel: &Kernel, score: &Body, guarded: Option<Guard>, target: &Target) -> Option<Call> {
     let [q, k, v] = &kernel.reads[..] else { return None };
     let o = &kernel.writes[0];
     let operands = [q, k, v, o];
     // The library has no guard, and finite numbers may have infinite products.
     let plain = guarded.is_none() && operands.iter().all(|o| o.dtype == q.dtype && !o.packed);
-    if !plain || !q.dtype.is_half() || target.compute != 90 {
+    if !plain || !q.dtype.is_half() || target.compute != 90 || fits_i32(kernel).is_err() {
         return None;
     }
     let (scale, band) = scaled(score, kernel.shape.len())?;
@@ -55,7 +55,9 @@ fn image(slot: usize, operand: &Operand, exchanged: bool) -> Option<Image> {
         // Heads of keys, and those of queries that share one.
         [batch, (n, step), (_, 0)] => (batch, (n, step)),
         [batch, (1, _), heads] => (batch, heads),
-        [batch, (n, outer), (inner, step)] if outer == inner * step => (batch, (n * inner, step)),
+        [batch, (n, outer), (inner, step)] if inner.checked_mul(step) == Some(outer) => {
+            (batch, (n.checked_mul(inner)?, step))
+        }
         _ => return None,
     };
     let heads = if heads.1 == 0 { (1, 0) } else { heads };

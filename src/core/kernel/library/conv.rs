@@ -1,6 +1,6 @@
 //! Kernels as convolutions of cuDNN.
 
-use super::epilogue::{Abilities, Epilogue};
+use super::epilogue::{Abilities, Epilogue, core_alone};
 use super::{Activation, Call, Conv, Image, on_tensor_cores, vector};
 use crate::dtype::DType;
 use crate::kernel::{Kernel, Operand, Window};
@@ -82,7 +82,7 @@ pub(super) fn gradient(kernel: &Kernel, groups: usize, window: &Window, target: 
         tf32: false,
         algorithm: None,
     };
-    Some((Call::Conv(call), Epilogue::none(kernel)?.end))
+    Some((Call::Conv(call), core_alone(kernel)?))
 }
 
 /// True if the padding is the same at both ends of each axis, as far as the extents of the result can tell.

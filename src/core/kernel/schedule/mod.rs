@@ -294,9 +294,6 @@ pub fn check(kernel: &Kernel, target: &Target) -> Result<Needs, String> {
             cpu.check(kernel, target)?;
             Ok(Needs { workspace: workspace(kernel), own: Vec::new() })
         }
-        (Schedule::Library(call @ Call::Attention(_)), _) if fits_i32(kernel).is_err() => {
-            Err(format!("{} was not seen to count so many elements", call.library()))
-        }
         (Schedule::Library(call), Family::Cuda) => match library::call(kernel, target) {
             Some(found) if found == call.clone().by(None) => {
                 call.algorithm().map_or(Ok(()), |algorithm| split::check_algorithm(&found, algorithm))?;
@@ -337,8 +334,7 @@ pub fn workspace(kernel: &Kernel) -> u64 {
 /// Checks that schedules can be made for a kernel: it is well-formed, and a text can count its elements or a library computes it.
 fn is_choosable(kernel: &Kernel, target: &Target) -> Result<(), String> {
     validate(kernel, target)?;
-    let call = library::call(kernel, target);
-    if target.family != Family::Cpu && call.is_none_or(|call| matches!(call, Call::Attention(_))) {
+    if target.family != Family::Cpu && library::call(kernel, target).is_none() {
         fits_i32(kernel)?;
     }
     Ok(())
