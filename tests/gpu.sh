@@ -126,6 +126,7 @@ built_here=(--skip every_sample_is_of_a_type_that_the_table_lists --skip rows_wi
 tested "op table on CUDA" ops:: "${built_here[@]}" --test-threads=1
 tested "op table on CUDA, its tests side by side" ops:: "${built_here[@]}"
 tested "kernel cases on CUDA" backend::every_case_agrees_on_cuda
+tested "attention of cuDNN" backend::attention_of_the_library
 tested "ranks of two cards" cuda::ranks::cards --nocapture
 tested "a training on two cards" cuda::ranks::a_training --nocapture
 tested "memory audit" cuda::audit --nocapture
